@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from inject_anomalies import HEADER_WORDS, KINDS, QUIET, LabelledLine, inject, read_log
 
-from hf_recurrent.watch.engine import run_engine
-from hf_recurrent.watch.evaluation import auroc
+from hf_recurrent.watch.evaluation import auroc, run_engine
 from hf_recurrent.watch.peers import LINE_PEERS
 from hf_recurrent.watch.watched_log import WatchSettings
 

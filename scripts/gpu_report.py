@@ -19,17 +19,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 _ENVIRONMENT = "import torch, transformers; print(torch.__version__, transformers.__version__, torch.cuda.is_available() and torch.cuda.get_device_properties(0))"  # noqa: E501
 _PEERS = "triton torch hgrn-recurrent hgrn-chunk accelerated-scan associative-scan"
-_TINY = "--rows selective-copying --streams 2 --rounds 1"
+_TINY = "--rows selective-copying --streams 2 --rounds 1 --families memora"
+_TINY_SCAN = "--shape 2x8x16 --repetitions 1 --backends torch torch-loop"
+_TINY_TRAINING = f"{_TINY} --block_size 16 --matrix_size 64"
+_TINY_GENERATION = f"{_TINY} --bytes 4 --bandwidth_bytes 65536"
+_TINY_SIZES = "--layers 1 --hidden_size 32 --rounds 1"
+_TINY_SMT = "--readout_layers 1 --context_length 8 --future_length 4 --memory_tokens 2 --sequences 2 --matrix_size 64"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A command of the report.
 
     Args:
@@ -43,57 +47,23 @@ class Part:
     tiny: str = ""
 
 
+_BF16 = "benchmark_training.py --bf16 --streams 32"
 PARTS = {
     "environment": Part(4, f"-c {shlex.quote(_ENVIRONMENT)}"),
-    "scan": Part(
-        10,
-        f"benchmark_scan.py --backends {_PEERS}",
-        "--shape 2x8x16 --repetitions 1 --backends torch torch-loop",
-    ),
-    "scan-bfloat16": Part(
-        10,
-        f"benchmark_scan.py --dtype bfloat16 --backends {_PEERS}",
-        "--shape 2x8x16 --repetitions 1 --backends torch",
-    ),
-    "training": Part(
-        9,
-        "benchmark_training.py --bf16 --rows s0 s4 --streams 32 --matrix_size 8192",
-        f"{_TINY} --families memora --block_size 16 --matrix_size 64",
-    ),
-    "training-float32": Part(
-        6,
-        "benchmark_training.py --rows s0 s4 --streams 32 --matrix_size 8192",
-        f"{_TINY} --families memora --block_size 16 --matrix_size 64",
-    ),
-    "training-compiled": Part(
-        12,
-        "benchmark_training.py --bf16 --compile --families memora hawk llama --rows s0 --streams 32",
-        f"{_TINY} --families memora --block_size 16 --matrix_size 64",
-    ),
+    "scan": Part(10, f"benchmark_scan.py --backends {_PEERS}", _TINY_SCAN),
+    "scan-bfloat16": Part(10, f"benchmark_scan.py --dtype bfloat16 --backends {_PEERS}", _TINY_SCAN),
+    "training": Part(9, f"{_BF16} --rows s0 s4 --matrix_size 8192", _TINY_TRAINING),
+    "training-float32": Part(6, "benchmark_training.py --rows s0 s4 --streams 32 --matrix_size 8192", _TINY_TRAINING),
+    "training-compiled": Part(12, f"{_BF16} --compile --families memora hawk llama --rows s0", _TINY_TRAINING),
     "tests": Part(
         14, "-m pytest -q -p no:cacheprovider ../tests/kernels/test_linear_scan_triton.py", "--collect-only"
     ),
-    "generation": Part(
-        7,
-        "benchmark_generation.py --rows s0 s4",
-        f"{_TINY} --families memora --bytes 4 --bandwidth_bytes 65536",
-    ),
+    "generation": Part(7, "benchmark_generation.py --rows s0 s4", _TINY_GENERATION),
     "generation-64": Part(
-        5,
-        "benchmark_generation.py --rows s0 s4 --streams 64 --families memora hawk",
-        f"{_TINY} --families memora --bytes 4 --bandwidth_bytes 65536",
+        5, "benchmark_generation.py --rows s0 s4 --streams 64 --families memora hawk", _TINY_GENERATION
     ),
-    "rtrl": Part(
-        6,
-        "benchmark_rtrl.py --streams 1 64 1024",
-        "--streams 1 --layers 1 --hidden_size 8 --state_size 8 --rounds 1",
-    ),
-    "smt": Part(
-        6,
-        "benchmark_smt.py --sequences 64 --bf16 --matrix_size 8192",
-        "--hidden_size 32 --layers 1 --readout_layers 1 --context_length 8 --future_length 4 --memory_tokens 2 "
-        "--sequences 2 --matrix_size 64 --rounds 1",
-    ),
+    "rtrl": Part(6, "benchmark_rtrl.py --streams 1 64 1024", f"{_TINY_SIZES} --state_size 8 --streams 1"),
+    "smt": Part(6, "benchmark_smt.py --sequences 64 --bf16 --matrix_size 8192", f"{_TINY_SIZES} {_TINY_SMT}"),
 }
 
 

@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.utils import logging
 
 from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
-from hf_recurrent.checkpoints.sharded_tensors import is_finite, whole
+from hf_recurrent.checkpoints.tensor_files import is_finite, whole
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.trainers.agreement import total
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.sharded_tensors import copy_whole
+from hf_recurrent.checkpoints.tensor_files import copy_whole
 from hf_recurrent.modeling.contexts.count_memory import CountMemory
 
 Built = TypeVar("Built", bound=PreTrainedModel)

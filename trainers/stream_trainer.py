@@ -30,8 +30,7 @@ from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.linear_maps import rounded_products
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
-from hf_recurrent.trainers.agreement import check_same_run, same_error, total
-from hf_recurrent.trainers.carried_state import CarriedState
+from hf_recurrent.trainers.agreement import check_same_run, check_sources, same_error, total
 from hf_recurrent.trainers.checkpointing import Checkpointing
 from hf_recurrent.trainers.count_learning import CountLearning
 from hf_recurrent.trainers.divergence_guard import DivergenceGuard
@@ -42,9 +41,8 @@ from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.phase_records import PhaseRecords
 from hf_recurrent.trainers.sharding import build_sharding, recompute_activations, sharding_by_trainer
-from hf_recurrent.trainers.source_checks import check_sources
 from hf_recurrent.trainers.stop_signals import EvaluationStopped, StopSignals, TrainingInterrupted
-from hf_recurrent.trainers.stream_progress import StreamProgress
+from hf_recurrent.trainers.stream_progress import CarriedState, StreamProgress
 from hf_recurrent.trainers.table_gradients import TableGradients
 from hf_recurrent.trainers.training_callbacks import LoopCallback, SampleCallback, Throughput, replace_progress_bar
 

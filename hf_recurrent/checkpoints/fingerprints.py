@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_peft_available
 
-from hf_recurrent.checkpoints.sharded_tensors import whole
+from hf_recurrent.checkpoints.tensor_files import whole
 
 # Elements that are copied to the CPU at a time.
 _PIECE = 1 << 24

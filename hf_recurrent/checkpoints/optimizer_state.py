@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_recurrent.checkpoints.sharded_tensors import is_sharded, own_part
+from hf_recurrent.checkpoints.tensor_files import is_sharded, own_part
 
 # Optimizers of torch with states of other shapes than their parameters.
 _FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)

@@ -6,7 +6,6 @@ Shape letters: B streams.
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from hf_recurrent.stock_models.with_state import check_recurrent, with_state
 
 # The format of files, independent of the module's name. The second one had no checksum.
 _FORMAT = "hf_recurrent.state.3"
-_HASHED_FORMATS = ("hf_recurrent.state.2", _FORMAT)
+_FORMATS = ("hf_recurrent.state.2", _FORMAT)
 _CHECKSUM = "sha256"
 
 StateCheck = Callable[[RecurrentState], None]
@@ -60,9 +59,6 @@ def load_state(
         FileNotFoundError: `path` does not exist.
         TypeError: the model has no recurrent state.
         ValueError: the file is damaged or not a saved state, or it belongs to other weights.
-
-    Warns:
-        UserWarning: the file is of an earlier version, without a hash; nothing tells whether it is of this model.
     """
     return read_state(path, model, device)[0]
 
@@ -75,14 +71,7 @@ def read_state(
     name = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"There is no saved state at `{name}`.")
-    state, metadata = unpack_state(Path(path).read_bytes(), name, model, device)
-    if not has_weights_hash(metadata):
-        warnings.warn(
-            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
-            "belongs to this model.",
-            stacklevel=3,
-        )
-    return state, metadata
+    return unpack_state(Path(path).read_bytes(), name, model, device)
 
 
 def pack_state(
@@ -105,7 +94,7 @@ def unpack_state(
     other_weights: Container[str] = (),
     check: StateCheck | None = None,
 ) -> tuple[RecurrentState, dict[str, str]]:
-    """The state in the content of a file, and its metadata, which [`has_weights_hash`] tells apart from earlier ones.
+    """The state in the content of a file, and its metadata.
 
     Args:
         data: the content.
@@ -119,24 +108,18 @@ def unpack_state(
         ValueError: the content is damaged or not a saved state, or it belongs to other weights.
     """
     state, metadata = unpack_tensors(data, name)
-    if has_weights_hash(metadata):
-        weights = metadata.get("weights")
-        if weights != weights_hash(model) and weights not in other_weights:
-            raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
+    if metadata.get("format") not in _FORMATS:
+        raise ValueError(f"`{name}` is not a saved state; it must be written by `save_state` or `--save_state`.")
+    weights = metadata.get("weights")
+    if weights != weights_hash(model) and weights not in other_weights:
+        raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:
         _check(state, model, check)
         _check_checksum(state, metadata)
     except ValueError as error:
-        is_ours = has_weights_hash(metadata) or _CHECKSUM in metadata
-        problem = "is damaged" if is_ours else "is not a state of this model"
-        raise ValueError(f"`{name}` {problem}: {error}") from error
+        raise ValueError(f"`{name}` is damaged: {error}") from error
     target = model.device if device is None else device
     return {key: tensor.to(target) for key, tensor in state.items()}, metadata
-
-
-def has_weights_hash(metadata: Mapping[str, str]) -> bool:
-    """False for files of earlier versions, of which nothing tells which model they belong to."""
-    return metadata.get("format") in _HASHED_FORMATS
 
 
 def _check(state: RecurrentState, model: PreTrainedModel, check: StateCheck | None) -> None:

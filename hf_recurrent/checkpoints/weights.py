@@ -9,8 +9,7 @@ from collections.abc import Collection
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.files import read_json
-from hf_recurrent.checkpoints.sharded_tensors import any_sharded, copy_whole, whole
-from hf_recurrent.checkpoints.tensor_files import open_tensors, write_tensors
+from hf_recurrent.checkpoints.tensor_files import any_sharded, copy_whole, open_tensors, whole, write_tensors
 from hf_recurrent.modeling.units.own_code import compare_code
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"

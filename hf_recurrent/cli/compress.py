@@ -107,8 +107,7 @@ def _compress(arguments: argparse.Namespace) -> None:
     if output == PIPE and sys.stdout.isatty():
         raise ValueError("The archive would be written to the terminal; add > ARCHIVE, or --output ARCHIVE.")
     from hf_recurrent.compression.agreement import new_header
-    from hf_recurrent.compression.files import check_output, compress_file, mapped
-    from hf_recurrent.compression.pipes import compress_to
+    from hf_recurrent.compression.files import check_output, compress_file, compress_to, mapped
 
     if output != PIPE:
         check_output(output, force=arguments.force, resume=arguments.resume)
@@ -159,8 +158,8 @@ def _network(
     if not arguments.learn and arguments.model is None:
         return None, {}
     from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.agreement import new_network
     from hf_recurrent.compression.files import default_streams
-    from hf_recurrent.compression.new_network import new_network
 
     adaptive = AdaptiveSettings(**settings) if arguments.learn else None
     is_new = arguments.model is None

@@ -37,8 +37,7 @@ def _decompress(arguments: argparse.Namespace) -> None:
     output = arguments.output or _default_output(arguments.file)
     is_piped = check_paths(arguments, "ARCHIVE", output)
     from hf_recurrent.compression.archive import ArchiveError, read_header
-    from hf_recurrent.compression.files import check_output, decompress_file
-    from hf_recurrent.compression.pipes import decompress_to, decompress_to_pipe
+    from hf_recurrent.compression.files import check_output, decompress_file, decompress_to, decompress_to_pipe
 
     if output != PIPE:
         check_output(output, force=arguments.force, resume=arguments.resume)

@@ -3,11 +3,8 @@
 import argparse
 import importlib
 import importlib.metadata
-import importlib.util
 import json
-import os
 import platform
-from collections.abc import Callable
 
 from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser, add_json_argument, command
@@ -16,11 +13,13 @@ PACKAGES = (
     "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
     "peft", "triton",
 )  # fmt: skip
+KERNELS = {name: f"{name}_cpu" for name in ("step", "block", "sensitivities")}
+KERNELS |= {"scan": "linear_scan_cpu", "count": "count_memory_cpu"}
 
 
 def build_parser() -> CommandParser:
     """The arguments of the command."""
-    parser = CommandParser(prog="hf-recurrent env", description="Print versions, devices and the scan backends.")
+    parser = CommandParser(prog="hf-recurrent env", description="Print versions, devices and compiled kernels.")
     add_json_argument(parser)
     return parser
 
@@ -35,14 +34,7 @@ def _print_environment(arguments: argparse.Namespace) -> None:
     lines |= {
         "CPU threads": str(torch.get_num_threads()),
         "GPUs": ", ".join(gpus) or "none",
-        "scan backends": ", ".join(scan_backends()),
-        "CPU scan kernel": _kernel("linear_scan_cpu", _how_to_install),
-    }
-    in_torch = ("step_cpu", "block_cpu", "sensitivities_cpu")
-    lines |= {
-        f"CPU {name.removesuffix('_cpu')} kernel": _kernel(name, lambda: "torch is used instead") for name in in_torch
-    }
-    lines["CPU count kernel"] = _kernel("count_memory_cpu", lambda: "counts are slower, and compress needs it")
+    } | {f"CPU {name} kernel": _kernel(module) for name, module in KERNELS.items()}
     if arguments.json:
         print(json.dumps(lines))
         return
@@ -50,33 +42,12 @@ def _print_environment(arguments: argparse.Namespace) -> None:
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
 
 
-def scan_backends() -> list[str]:
-    """As `available_backends` of the scan, whose package imports transformers, which takes seconds."""
-    import torch
-
-    is_there = {"reference": True, "torch": True}
-    try:
-        importlib.import_module("hf_recurrent.kernels.linear_scan_cpu")
-        is_there["cpu"] = True
-    except ImportError:
-        is_there["cpu"] = False
-    has_device = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-    is_there["triton"] = has_device and importlib.util.find_spec("triton") is not None
-    return [name for name, found in is_there.items() if found]
-
-
-def _how_to_install() -> str:
-    from hf_recurrent.modeling.scan.linear_scan import how_to_install
-
-    return f"to install it: {how_to_install('cpu')}"
-
-
-def _kernel(name: str, otherwise: Callable[[], str]) -> str:
+def _kernel(name: str) -> str:
     """The instruction set of a compiled kernel if it says so, or why the kernel is missing."""
     try:
         module = importlib.import_module(f"hf_recurrent.kernels.{name}")
     except ImportError as error:
-        return f"not available ({error}); {otherwise()}"
+        return f"not available ({error}); installing hf-recurrent with a C compiler (GCC or Clang) builds it"
     return module.instruction_set() if hasattr(module, "instruction_set") else "available"
 
 

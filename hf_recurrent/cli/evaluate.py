@@ -31,7 +31,6 @@ from hf_recurrent.cli.threads import add_threads_argument, use_threads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 
 
@@ -108,7 +107,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.evaluation.training_bytes import bytes_read
+    from hf_recurrent.evaluation.counts_alone import bytes_read
     from hf_recurrent.hub.evaluation_record import record_evaluation
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
@@ -119,7 +118,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
             "For other tokenizers, use the metric in metrics/bits_per_byte."
         )
-    train, source = _load_sources(arguments, data, tokenizer)
+    if arguments.accounts:
+        train, source = load_training_sources(data, tokenizer)
+    else:
+        train, source = None, load_evaluation_source(data, tokenizer, arguments.split)
     source.check_model("corpus", model)
     use_threads(arguments.threads, quiet=arguments.quiet)
     carries = not arguments.no_carry and supports_recurrent_state(with_state(model))
@@ -179,15 +181,6 @@ def _check_record(arguments: argparse.Namespace) -> None:
         raise ValueError("`--record` needs held-out data; `--split` is all, which has the training data too.")
     if arguments.quantize is not None:
         raise ValueError("`--record` cannot be combined with `--quantize`: the result is of other weights.")
-
-
-def _load_sources(
-    arguments: argparse.Namespace, data: DataArguments, tokenizer: Any
-) -> "tuple[Corpus | None, EpisodeSource]":
-    """The training documents, None without `--accounts`, and the data to evaluate."""
-    if arguments.accounts:
-        return load_training_sources(data, tokenizer)
-    return None, load_evaluation_source(data, tokenizer, arguments.split)
 
 
 def _measure_all(

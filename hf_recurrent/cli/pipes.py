@@ -1,7 +1,9 @@
 """`-` in place of a file: standard input and standard output of `compress` and `decompress`."""
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,12 +35,13 @@ def check_paths(arguments: argparse.Namespace, name: str, output: Path) -> bool:
 @contextmanager
 def input_file(path: Path) -> Iterator[Path]:
     """The file, or a temporary copy of standard input."""
-    from hf_recurrent.compression.pipes import spooled
-
     if path != PIPE:
         yield path
         return
-    with spooled(sys.stdin.buffer) as copy:
+    with tempfile.TemporaryDirectory(prefix="hf-recurrent-") as directory:
+        copy = Path(directory, "input")  # of the whole pipe: an archive begins with its size
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
         yield copy
 
 

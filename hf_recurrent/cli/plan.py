@@ -101,8 +101,7 @@ def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool
 def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.cli.data_arguments import episode_source, token_vocabulary
     from hf_recurrent.cli.pretrain_arguments import parse_arguments
-    from hf_recurrent.planning.advice import changes
-    from hf_recurrent.planning.report import describe, describe_changes, describe_time
+    from hf_recurrent.planning.report import changes, describe, describe_changes, describe_time
     from hf_recurrent.planning.setting import setting_of
     from hf_recurrent.planning.training_memory import MemoryCounter
     from hf_recurrent.planning.training_steps import bytes_per_second
@@ -165,8 +164,7 @@ def _build(run: "PretrainArguments", vocab_size: int | None) -> "nn.Module":
     from hf_recurrent.cli.memory_phases import build_teacher
     from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.presets import preset_names
-    from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
-    from hf_recurrent.trainers.smt.smt_objective import SmtObjective
+    from hf_recurrent.trainers.smt.smt_objective import DmtObjective, SmtObjective
     from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
 
     model = build_model(run.model, vocab_size)[0]

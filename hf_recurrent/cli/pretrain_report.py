@@ -10,12 +10,12 @@ from hf_recurrent.cli.pretrain_arguments import PretrainArguments
 from hf_recurrent.cli.user_code import import_flags
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import EvaluationShare
-from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
+from hf_recurrent.data.pixel_readers import import_pillow, save_image_sheet
 from hf_recurrent.data.quantities import count_of, with_unit
 from hf_recurrent.evaluation.accounts import measure_accounts
+from hf_recurrent.evaluation.counts_alone import bytes_read
 from hf_recurrent.evaluation.samples import generate_samples, sample_images
 from hf_recurrent.evaluation.tables import accounts_table
-from hf_recurrent.evaluation.training_bytes import bytes_read
 from hf_recurrent.hub.model_card import describe_parameters
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments

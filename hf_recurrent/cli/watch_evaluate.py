@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from hf_recurrent.watch.engine import run_engine
+    from hf_recurrent.watch.evaluation import run_engine
     from hf_recurrent.watch.labelled_log import find_sessions, read_labelled_log
     from hf_recurrent.watch.peers import LINE_PEERS, SESSION_PEERS
 
@@ -101,15 +101,11 @@ def _print(rows: Sequence[dict[str, Any]], unit: str) -> None:
         print(f"{first['sessions_found']:.1%} of the sessions were found in the lines")
     table = [["detector", *_COLUMNS, "lines/s"]]
     for row in rows:
-        table.append([row["detector"], *(_shown(row[name]) for name in _COLUMNS.values())])
-        table[-1].append(f"{row['lines_per_second']:,}")
+        values = ("-" if math.isnan(row[name]) else f"{row[name]:.3f}" for name in _COLUMNS.values())
+        table.append([row["detector"], *values, f"{row['lines_per_second']:,}"])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-
-
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 main = command(build_parser, _evaluate)

@@ -46,8 +46,7 @@ def _open(arguments: argparse.Namespace, stack: ExitStack) -> "tuple[WatchRun, P
 
 
 def _learn(run: "WatchRun", page: Path) -> None:
-    from hf_recurrent.watch.learned_page import learned_page
-    from hf_recurrent.watch.rate_history import RateHistory
+    from hf_recurrent.watch.learned_page import RateHistory, learned_page
 
     found = {log.name: (log, RateHistory(), []) for log in run.logs}
     for log, rates, _ in found.values():

@@ -1,4 +1,4 @@
-"""Compressing and decompressing bytes in memory, and files, which can be interrupted and continued.
+"""Compressing and decompressing bytes in memory, pipes, and files, which can be interrupted and continued.
 
 Until it is complete, an output is in the directory OUTPUT.partial, with everything needed to continue.
 """
@@ -6,6 +6,7 @@ Until it is complete, an output is in the directory OUTPUT.partial, with everyth
 import io
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +18,10 @@ import numpy as np
 
 from hf_recurrent.checkpoints.atomic_files import naming_file
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header
+from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header, new_network
 from hf_recurrent.compression.archive import ArchiveError, Header, read_header, write_header
 from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
-from hf_recurrent.compression.new_network import new_network
-from hf_recurrent.compression.pipes import compress_to, decompress_to
 
 if TYPE_CHECKING:  # counts alone need no torch
     from transformers import PreTrainedModel
@@ -83,6 +82,54 @@ def decompress(archive: bytes | bytearray | memoryview, model: "PreTrainedModel 
     output = io.BytesIO()
     decompress_to(output, io.BytesIO(archive), len(archive), model)
     return output.getvalue()
+
+
+def compress_to(
+    output: IO[bytes],
+    data: np.ndarray,
+    model: "PreTrainedModel | None",
+    header: Header,
+    progress: Progress = no_progress,
+) -> None:
+    """Append the archive of data, uint8, to a file that may be a pipe. Arguments as for [`compress_file`]."""
+    with new_coding(header, model) as coding:
+        write_header(output, header)
+        for _, done in encode(data, output, coding, progress=progress):
+            progress(done)
+
+
+def decompress_to(
+    output: IO[bytes],
+    archive: IO[bytes],
+    length: int,
+    model: "PreTrainedModel | None" = None,
+    progress: Progress = no_progress,
+) -> None:
+    """Write the data of an archive of `length` bytes to a file that can seek, from its beginning.
+
+    Raises:
+        ArchiveError: as [`decompress`].
+    """
+    header = read_header(archive, length)
+    model = model_of(header, model)
+    check_header(header, model)
+    with new_coding(header, model) as coding:
+        for _, done in decode(archive, header, output, coding, progress=progress):
+            progress(done)
+
+
+def decompress_to_pipe(
+    output: IO[bytes],
+    archive: IO[bytes],
+    length: int,
+    model: "PreTrainedModel | None" = None,
+    progress: Progress = no_progress,
+) -> None:
+    """As [`decompress_to`], for a pipe: nothing of an archive that is damaged anywhere is written."""
+    with tempfile.TemporaryFile() as whole:
+        decompress_to(whole, archive, length, model, progress)
+        whole.seek(0)
+        shutil.copyfileobj(whole, output)
 
 
 def default_streams(size: int, adaptive: "AdaptiveSettings | None") -> int:

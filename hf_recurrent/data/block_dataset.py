@@ -1,16 +1,197 @@
-"""`BlockDataset`: base class of endless blocks, with groups of streams and their positions."""
+"""`BlockDataset`: base class of endless blocks, with groups of streams and their positions; `BlockReader`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hf_recurrent.data.block_reader import Block, to_batch
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_source import EpisodeSource
+
+
+_INSIDE, _START, _PADDING = 0, 1, 2
+_BYTES_AHEAD, _BLOCKS_AHEAD, _BYTES_AHEAD_OF_ALL_ROWS = 4096, 512, 1 << 24
+_EPISODES_AHEAD = 32
+
+Schedule = Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]]
+"""(sequences, first numbers, count) → for each sequence, its episodes first, first + 1, …: `count`, or fewer at its
+end."""
+
+
+@dataclass
+class Block:
+    """T bytes of B streams: inputs, targets (B, T) int64; resets, attended (B, T) bool; positions after the block
+    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode)."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    resets: np.ndarray
+    attended: np.ndarray
+    positions: np.ndarray
+
+    def rows(self, part: slice) -> "Block":
+        """A copy of some rows: a view sent to another process would take the whole block along."""
+        return Block(*(getattr(self, field.name)[part].copy() for field in fields(self)))
+
+
+class BlockReader:
+    """Reads blocks of B streams, each a sequence of episodes.
+
+    Args:
+        corpus: the episodes.
+        block_size: T.
+        schedule: gives the episodes of each stream.
+        positions: (B, 2) start positions.
+        first_offsets: (B,) offsets at which streams at position (0, 0) start.
+
+    Raises:
+        ValueError: a position is outside its episode.
+    """
+
+    def __init__(
+        self,
+        corpus: "Corpus",
+        block_size: int,
+        schedule: Schedule,
+        positions: np.ndarray,
+        first_offsets: np.ndarray | None = None,
+    ) -> None:
+        self._corpus, self._schedule, self._block_size = corpus, schedule, block_size
+        self._rows = len(positions)
+        self._positions = positions.copy()
+        self._resets = positions[:, 1] == 0  # the next byte of the row is a reset
+        if first_offsets is not None:
+            fresh = (positions == 0).all(axis=1)
+            self._positions[fresh, 1] = first_offsets[fresh]
+        bytes_ahead = min(_BYTES_AHEAD, _BYTES_AHEAD_OF_ALL_ROWS // self._rows)
+        self._blocks = max(1, min(bytes_ahead // block_size, _BLOCKS_AHEAD))
+        self._first_block = self._next_block = 0
+        shape = (self._rows, self._blocks * block_size + 1)  # one more, the target of the last
+        self._inputs = np.zeros(shape, dtype=corpus.store.dtype)
+        self._kinds = np.zeros(shape, dtype=np.uint8)
+        self._after = np.zeros((self._blocks, self._rows, 2), dtype=np.int64)
+        self._ahead_first = self._positions[:, 0].copy()
+        self._ahead: list[tuple[list[int], list[int]]] = [
+            self._bounds(episodes) for episodes in schedule(np.arange(self._rows), self._ahead_first, _EPISODES_AHEAD)
+        ]
+        for row in range(self._rows):
+            number, offset = self._positions[row].tolist()
+            bounds = self._episode(row, number)
+            if offset and (bounds is None or offset >= bounds[1] - bounds[0]):
+                raise ValueError(
+                    f"`positions` has offset {offset} in episode {number} of row {row}, beyond its end; it belongs to "
+                    "another corpus, seed or number of streams."
+                )
+
+    def block(self, index: int) -> Block:
+        """Block `index`, counted from the positions; indices must increase, and skipped blocks are not read."""
+        while index >= self._next_block:
+            self._first_block = self._next_block
+            self._next_block += self._blocks
+            self._read_ahead(copy=index < self._next_block)
+        ahead = index - self._first_block
+        begin, end = ahead * self._block_size, (ahead + 1) * self._block_size
+        kinds, next_kinds = self._kinds[:, begin:end], self._kinds[:, begin + 1 : end + 1]
+        targets = self._inputs[:, begin + 1 : end + 1].astype(np.int64)
+        end_target = IGNORE_INDEX if self._corpus.end_token_id is None else self._corpus.end_token_id
+        np.putmask(targets, next_kinds != _INSIDE, end_target)
+        np.putmask(targets, kinds == _PADDING, IGNORE_INDEX)
+        return Block(
+            inputs=self._inputs[:, begin:end].astype(np.int64),
+            targets=targets,
+            resets=kinds == _START,
+            attended=kinds != _PADDING,
+            positions=self._after[ahead].copy(),
+        )
+
+    def _bounds(self, episodes: np.ndarray) -> tuple[list[int], list[int]]:
+        return self._corpus.starts[episodes].tolist(), self._corpus.ends[episodes].tolist()
+
+    def _episode(self, row: int, number: int) -> tuple[int, int] | None:
+        """Start and end in the store of episode `number` of the row; None after its last."""
+        index = number - int(self._ahead_first[row])
+        starts, ends = self._ahead[row]
+        if index >= len(starts):
+            if len(starts) < _EPISODES_AHEAD:
+                return None
+            self._ahead_first[row], index = number, 0
+            (episodes,) = self._schedule(np.array([row]), np.array([number]), _EPISODES_AHEAD)
+            starts, ends = self._ahead[row] = self._bounds(episodes)
+            if not starts:
+                return None
+        return starts[index], ends[index]
+
+    def _read_ahead(self, copy: bool) -> None:
+        size = self._blocks * self._block_size
+        block_ends = np.arange(1, self._blocks + 1) * self._block_size
+        # Correct for rows that stay inside their episode; overwritten for the others.
+        self._after[:, :, 0] = self._positions[:, 0]
+        np.add(block_ends[:, None], self._positions[:, 1], out=self._after[:, :, 1])
+        if copy:
+            self._kinds.fill(_INSIDE)
+        first_resets = self._resets.copy()
+        self._resets[:] = False
+        store, inputs = self._corpus.store, self._inputs
+        for row, (number, offset) in enumerate(self._positions.tolist()):
+            bounds = self._episode(row, number)
+            if bounds is not None and bounds[1] - bounds[0] - offset > size:
+                if copy:
+                    begin = bounds[0] + offset
+                    inputs[row] = store[begin : begin + size + 1]
+            else:
+                self._read_row(row, number, offset, block_ends, copy)
+        self._positions = self._after[-1].copy()
+        if copy:
+            np.putmask(self._kinds[:, 0], first_resets & (self._kinds[:, 0] == _INSIDE), _START)
+
+    def _read_row(self, row: int, number: int, offset: int, block_ends: np.ndarray, copy: bool) -> None:
+        """Fill a row with more than one episode, and the positions after its blocks."""
+        size = self._blocks * self._block_size
+        inputs, kinds, store = self._inputs[row], self._kinds[row], self._corpus.store
+        first_number, filled = number, 0
+        piece_begins, piece_offsets = [], []
+        while filled <= size:
+            piece_begins.append(filled)
+            piece_offsets.append(offset)
+            bounds = self._episode(row, number)
+            if bounds is None:
+                if copy:
+                    inputs[filled:] = 0
+                    kinds[filled:] = _PADDING
+                break
+            begin = bounds[0] + offset
+            count = min(bounds[1] - begin, size + 1 - filled)
+            if copy:
+                inputs[filled : filled + count] = store[begin : begin + count]
+                if not offset:
+                    kinds[filled] = _START
+            filled += count
+            number, offset = number + 1, 0
+        pieces = np.searchsorted(piece_begins, block_ends, side="right") - 1
+        offsets = np.array(piece_offsets)[pieces] + block_ends - np.array(piece_begins)[pieces]
+        if bounds is None:
+            offsets[pieces == len(piece_begins) - 1] = 0
+        self._after[:, row, 0] = first_number + pieces
+        self._after[:, row, 1] = offsets
+        # The byte after the last block is read again as the first byte of the next.
+        self._resets[row] = offsets[-1] == 0
+
+
+def to_batch(block: Block, streams: np.ndarray) -> dict[str, torch.Tensor]:
+    """The tensors of a batch, see [`MultiStreamDataset`]."""
+    return {
+        "input_ids": torch.from_numpy(block.inputs),
+        "shift_labels": torch.from_numpy(block.targets),
+        "reset_mask": torch.from_numpy(block.resets),
+        "stream_indices": torch.from_numpy(streams.copy()),
+        "stream_positions": torch.from_numpy(block.positions),
+    }
 
 
 class GroupReader(Protocol):

@@ -23,7 +23,7 @@ from hf_recurrent.data.episode_source import (
     check_vocabulary,
     check_window,
 )
-from hf_recurrent.data.packed_files import open_packed
+from hf_recurrent.data.packing import open_packed
 from hf_recurrent.data.quantities import count_of, with_unit
 from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding

@@ -9,8 +9,7 @@ from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
 from hf_recurrent.data.documents import ReadOptions
-from hf_recurrent.data.packed_files import FORMAT, fingerprint
-from hf_recurrent.data.packing import Packing, pack_by_content, pack_once
+from hf_recurrent.data.packing import FORMAT, Packing, fingerprint, pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
 from hf_recurrent.data.sources import known_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding

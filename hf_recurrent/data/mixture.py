@@ -10,8 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.argument_checks import check_probabilities
-from hf_recurrent.data.block_dataset import BlockDataset, GroupReader
-from hf_recurrent.data.block_reader import Block
+from hf_recurrent.data.block_dataset import Block, BlockDataset, GroupReader
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 
 # Largest difference between a share of the streams and its probability, relative to the probability.

@@ -3,7 +3,9 @@
 Their tokens are pixels or patches whatever the tokenizer. All ids are data: episodes have no end id.
 """
 
+import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +15,152 @@ from typing import Any
 import numpy as np
 
 from hf_recurrent.argument_checks import expand_home
+from hf_recurrent.data.decompression import read_chunks
 from hf_recurrent.data.documents import Document, Source, file_stamp
-from hf_recurrent.data.idx_files import find_idx, read_idx
-from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, binary_patches, import_pillow
 from hf_recurrent.data.token_encoding import TokenEncoding
+
+GREY_LEVELS, PATCHES = 256, 16
+_BITS = np.array([8, 4, 2, 1], dtype=np.uint8)
+_SHEET_GREY = 128
+
+
+def binary_patches(ink: np.ndarray) -> np.ndarray:
+    """Tokens of a binary image: (height, width) bool, both even, → (T,) uint8 below 16, T = height · width / 4."""
+    rows, columns = (size // 2 for size in ink.shape)
+    patches = ink.reshape(rows, 2, columns, 2).transpose(0, 2, 1, 3).reshape(-1, 4)
+    return patches.astype(np.uint8) @ _BITS
+
+
+def tokens_to_images(tokens: Any, vocab_size: int = GREY_LEVELS) -> np.ndarray:
+    """Square images from tokens of `mnist:` and `images:` corpora, read or generated.
+
+    Args:
+        tokens: (…, T) integers: an array, a tensor or a list.
+        vocab_size: 256 for grey levels (T = 784 → 28 × 28), 16 for patches (T = 1024 → 64 × 64; ones are white).
+
+    Returns:
+        (…, height, width) uint8.
+
+    Raises:
+        ValueError: another vocabulary, tokens outside it, or a T that is not a square number.
+    """
+    if vocab_size not in (GREY_LEVELS, PATCHES):
+        raise ValueError(
+            f"`vocab_size` is {vocab_size}; it must be {GREY_LEVELS} (grey levels) or {PATCHES} (patches)."
+        )
+    tokens = np.asarray(tokens.detach().cpu() if hasattr(tokens, "detach") else tokens)
+    if tokens.dtype.kind not in "iu" or not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(
+            f"`tokens` is {tokens.dtype} {tokens.shape}; it must hold integers from 0 to {vocab_size - 1}."
+        )
+    side = math.isqrt(tokens.shape[-1])
+    if side**2 != tokens.shape[-1]:
+        raise ValueError(f"`tokens` has {tokens.shape[-1]} steps; they must be a square number: a whole image.")
+    images = tokens.reshape(*tokens.shape[:-1], side, side).astype(np.uint8)
+    if vocab_size == GREY_LEVELS:
+        return images
+    bits = images[..., None] // _BITS % 2 * np.uint8(255)
+    patches = bits.reshape(*images.shape, 2, 2)
+    return np.moveaxis(patches, -2, -3).reshape(*images.shape[:-2], 2 * side, 2 * side)
+
+
+def save_image_sheet(
+    images: np.ndarray, path: str | os.PathLike, *, columns: int = 8, scale: int = 2, gap: int = 2
+) -> None:
+    """Write a grid of images as one PNG.
+
+    Args:
+        images: (B, height, width) uint8 grey levels.
+        path: the file to write.
+        columns: images per row of the grid; the last may have fewer.
+        scale: the factor by which pixels are enlarged.
+        gap: grey pixels between images.
+
+    Raises:
+        ValueError: images of another type or shape, no images, or a number below 1 (`gap`: below 0).
+        ImportError: Pillow is missing.
+    """
+    if images.ndim != 3 or images.dtype != np.uint8 or not images.size:
+        raise ValueError(
+            f"`images` is {images.dtype} {images.shape}; it must be uint8 (B, height, width), and not empty."
+        )
+    for name, value, least in (("columns", columns, 1), ("scale", scale, 1), ("gap", gap, 0)):
+        if value < least:
+            raise ValueError(f"`{name}` is {value}; it must be at least {least}.")
+    pillow = import_pillow(f"writing {os.fspath(path)}")
+    count, height, width = images.shape
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    large = images.repeat(scale, axis=1).repeat(scale, axis=2)
+    height, width = height * scale + gap, width * scale + gap
+    sheet = np.full((rows * height + gap, columns * width + gap), _SHEET_GREY, dtype=np.uint8)
+    for number, image in enumerate(large):
+        row, column = divmod(number, columns)
+        top, left = row * height + gap, column * width + gap
+        sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
+    pillow.fromarray(sheet).save(path, format="PNG")
+
+
+def import_pillow(purpose: str) -> Any:
+    """The module `PIL.Image`; an ImportError that names `purpose` if it is missing."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the Pillow package: pip install pillow") from error
+    return Image
+
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Path:
+    """The file `STEM-idxN-ubyte` with N = `num_dimensions`, plain or .gz; some copies have a dot before `idx`.
+
+    Raises:
+        FileNotFoundError: no such file.
+    """
+    directory = expand_home(directory)
+    names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise FileNotFoundError(f"file not found: {directory / names[0]} (or .gz)")
+
+
+def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
+    """Read an IDX file of unsigned bytes, plain or compressed with gzip (recognized by its first bytes).
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another magic number, a size that differs from the header, or damaged compression.
+    """
+    path = Path(path)
+    header, magic = 4 * (1 + num_dimensions), bytes([0, 0, 8, num_dimensions])
+    if not path.is_file():
+        raise FileNotFoundError(f"file not found: {path}")
+    with open(path, "rb") as file:
+        compression = ".gz" if file.read(2) == _GZIP_MAGIC else ""
+    with tempfile.TemporaryFile() as unpacked:  # in memory only as far as it is read
+        unpacked.writelines(read_chunks(path, compression))
+        size = unpacked.tell()
+        unpacked.seek(0)
+        data = unpacked.read(header)
+        if data[:4] != magic:
+            raise ValueError(
+                f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
+                f"bytes, {num_dimensions} dimensions)."
+            )
+        if len(data) < header:
+            raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
+        shape = tuple(int.from_bytes(data[begin : begin + 4], "big") for begin in range(4, header, 4))
+        expected = header + math.prod(shape)
+        if size != expected:
+            defect = "truncated" if size < expected else "too long"
+            raise ValueError(f"{path} is {defect}: it has {size} bytes, but {expected} by its header.")
+        if not math.prod(shape):
+            raise ValueError(f"{path} is empty: its shape is {shape}.")
+        return np.memmap(unpacked, dtype=np.uint8, mode="r", offset=header, shape=shape)
+
 
 _SPLITS = ("train", "test")
 _MNIST_NAMES = {"train": "train-images", "test": "t10k-images"}
@@ -100,10 +244,6 @@ def _names(sources: Iterable[Any]) -> list[str]:
     return [os.fspath(each) if isinstance(each, str | os.PathLike) else type(each).__name__ for each in sources]
 
 
-def _mnist_files(directory: Path, split: str) -> list[Path]:
-    return [find_idx(directory, _MNIST_NAMES[split], 3)]
-
-
 def _read_mnist(path: Path) -> Iterator[Document]:
     images = read_idx(path, num_dimensions=3)
     if images.shape[1:] != _MNIST_SHAPE:
@@ -147,6 +287,6 @@ def _read_image(path: Path) -> Iterator[Document]:
 
 
 PIXEL_FORMATS = {
-    "mnist:": PixelFormat(_mnist_files, _read_mnist, GREY_LEVELS),
+    "mnist:": PixelFormat(lambda folder, split: [find_idx(folder, _MNIST_NAMES[split], 3)], _read_mnist, GREY_LEVELS),
     "images:": PixelFormat(_image_files, _read_image, PATCHES),
 }

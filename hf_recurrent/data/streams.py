@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from hf_recurrent.data.block_dataset import BlockDataset, worker_share
-from hf_recurrent.data.block_reader import Block, BlockReader, to_batch
+from hf_recurrent.data.block_dataset import Block, BlockDataset, BlockReader, to_batch, worker_share
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 

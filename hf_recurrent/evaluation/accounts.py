@@ -10,10 +10,8 @@ from typing import Any
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_losses import has_count_memory
 from hf_recurrent.data.episode_source import EvaluationShare
-from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen, frozen_memory, learn_counts
-from hf_recurrent.evaluation.ppmd import ppmd_bits_per_byte
-from hf_recurrent.evaluation.training_bytes import TrainingBytes
+from hf_recurrent.evaluation.compressors import compressed_bits_per_byte, ppmd_bits_per_byte
+from hf_recurrent.evaluation.counts_alone import CountsAlone, TrainingBytes, frozen, frozen_memory, learn_counts
 from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 Row = dict[str, float | None]

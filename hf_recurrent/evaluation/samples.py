@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_losses import evaluation_mode
-from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, tokens_to_images
+from hf_recurrent.data.pixel_readers import GREY_LEVELS, PATCHES, tokens_to_images
 
 # Of a prompt in characters, and of the beginning of a document that is read for it.
 _PROMPT_LENGTH, _BYTES_READ, _DOCUMENTS_READ = 24, 120, 20

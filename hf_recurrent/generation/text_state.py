@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.state_files import (
     StateCheck,
-    has_weights_hash,
     pack_state,
     read_state,
     save_state,
@@ -59,9 +58,6 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, is not a saved text, or belongs to other weights.
-
-    Warns:
-        UserWarning: the file is of an earlier version, without the content hash that ties it to its model.
     """
     return _text_of(model, str(path), *read_state(path, model))
 
@@ -73,7 +69,7 @@ def unpack_text_state(
     other_weights: Container[str] = (),
     check: StateCheck | None = None,
 ) -> TextState:
-    """The texts in the content of a file, as [`load_text_state`]; without a hash of weights, it is refused.
+    """The texts in the content of a file, as [`load_text_state`].
 
     Args:
         model: with the weights that the states belong to.
@@ -86,8 +82,6 @@ def unpack_text_state(
         ValueError: the content is damaged, is not a saved text, or belongs to other weights.
     """
     state, metadata = unpack_state(data, name, model, other_weights=other_weights, check=check)
-    if not has_weights_hash(metadata):
-        raise ValueError(f"`{name}` has no hash of the weights that it belongs to; it must be saved by this version.")
     return _text_of(model, name, state, metadata)
 
 

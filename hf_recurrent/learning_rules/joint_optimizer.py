@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_recurrent.learning_rules.matrix_optimizer import result_of
-from hf_recurrent.learning_rules.muon import Muon, layer_matrices
+from hf_recurrent.learning_rules.muon import Muon, layer_matrices, result_of
 from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad, restore_row_sums, sparse_tables
 
 ADAMW, MUON = "adamw", "muon"

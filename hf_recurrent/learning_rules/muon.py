@@ -1,14 +1,56 @@
 """Muon: momentum whose update of a matrix is orthogonalised (Jordan et al. 2024)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.sharded_tensors import own_part, whole
-from hf_recurrent.learning_rules.matrix_optimizer import MatrixOptimizer, check_not_negative
+from hf_recurrent.checkpoints.tensor_files import own_part, whole
+
+
+def result_of(closure: Callable[[], Any] | None) -> Any:
+    """The result of the closure of an optimizer's step, with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def check_not_negative(**values: float) -> None:
+    """Raise a ValueError that names the first value below 0, or NaN."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"`{name}` is {value}; it must be 0 or more.")
+
+
+class MatrixOptimizer(torch.optim.Optimizer):
+    """An optimizer of matrices; a subclass gives `update_group`.
+
+    Raises:
+        ValueError: a parameter is not a matrix.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of matrices; raise a ValueError if a parameter is not a matrix."""
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.ndim != 2:
+                raise ValueError(f"`params` has a tensor of shape {tuple(parameter.shape)}; it must be a matrix.")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters with a gradient; returns the result of `closure`."""
+        loss = result_of(closure)
+        for group in self.param_groups:
+            self.update_group(group)
+        return loss
+
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Update those parameters of a group that have a gradient."""
+        raise NotImplementedError
+
 
 # Odd polynomials a·x + b·x³ + c·x⁵, applied one after another. Each is the best approximation of 1 on the interval to
 # which the ones before map [0.005, 1] (the construction of Polar Express, Amsel et al. 2025).

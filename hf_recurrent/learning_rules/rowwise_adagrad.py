@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_recurrent.learning_rules.matrix_optimizer import MatrixOptimizer, check_not_negative
+from hf_recurrent.learning_rules.muon import MatrixOptimizer, check_not_negative
 from hf_recurrent.modeling.block.training_kernels import training_kernels
 from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 

@@ -15,8 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.optimizers import frozen
-from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule
-from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
+from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule, diagonal_recurrence, states_before
 from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.units.dense_units import DenseUnit

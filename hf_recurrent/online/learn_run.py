@@ -1,5 +1,6 @@
-"""A run of `hf-recurrent learn`: learning, and the records and checkpoints written on the way."""
+"""A run of `hf-recurrent learn`: its source, learning, progress, and records and checkpoints written on the way."""
 
+import os
 import shutil
 import sys
 import time
@@ -8,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
+from tqdm.auto import tqdm
 
 from hf_recurrent.checkpoints.files import (
     checkpoint_number,
@@ -24,6 +26,7 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.records import Data
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
+from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 from hf_recurrent.generation.text_state import TextState, read_texts, save_text_state
 from hf_recurrent.hub.eval_results import write_eval_results
@@ -32,11 +35,108 @@ from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, check_records, plot_records, read_records
-from hf_recurrent.online.progress import describe, show_progress
 from hf_recurrent.online.run_directory import RECORDS_FILE, STATE_FILE, check_checkpoint, find_checkpoint, remove_run
-from hf_recurrent.online.run_source import check_metadata, continue_source, remember_source
 from hf_recurrent.online.saved_learner import is_saved_learner
-from hf_recurrent.online.sources import Source
+from hf_recurrent.online.source_identity import ChangedSourceError, is_same_file
+from hf_recurrent.online.sources import STANDARD_INPUT, Source, open_source
+
+if TYPE_CHECKING:
+    from hf_recurrent.online.prequential import PrequentialRecord
+
+
+# Keys of the learner's metadata: the name of the source, the bytes that the learner read before it, and its identity.
+_NAME, _BEFORE, _IDENTITY = "source", "bytes_before", "file"
+
+
+def continue_source(
+    learner: OnlineLearner, source_name: str, *, follow: bool, timeout: float | None
+) -> tuple[Source, int]:
+    """Open a source, and return it with the bytes of it that the learner has read.
+
+    A file continues where it was read to, also under a new name. Any other source is read from its beginning.
+
+    Raises:
+        OSError, ValueError: the source cannot be opened, or is not the file that was read before.
+    """
+    name, start, saved = source_name, 0, learner.metadata
+    options = {"follow": follow, "timeout": timeout}
+    source = None
+    if name != STANDARD_INPUT and Path(name).is_file():
+        name = os.path.abspath(name)
+        has_its_name = saved.get(_NAME) == name
+        if has_its_name or is_same_file(os.stat(name), saved.get(_IDENTITY) or {}):
+            start = learner.bytes_read - saved[_BEFORE]
+            try:
+                source = open_source(source_name, start=start, identity=saved.get(_IDENTITY), **options)
+            except ChangedSourceError as error:
+                if has_its_name:
+                    raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(source_name)}.") from error
+                start = 0  # another file with the number that the old one had
+    source = source or open_source(source_name, **options)
+    learner.training_record.name_source({STANDARD_INPUT: "standard input"}.get(name, name))
+    learner.metadata = {**saved, _NAME: name, _BEFORE: learner.bytes_read - start}
+    return source, start
+
+
+def _ways_on(name: str) -> str:
+    return (
+        "to finish a rotated file first, resume with its new name; to continue with the same learner at the first "
+        f"byte of this file, use `--source - --resume < {name}`; to begin anew, use --restart instead of --resume"
+    )
+
+
+def remember_source(learner: OnlineLearner, source: Source) -> None:
+    """Store in the learner how the source can be recognized, before the learner is saved."""
+    learner.metadata[_IDENTITY] = source.identity(learner.bytes_read - learner.metadata[_BEFORE])
+
+
+def check_metadata(values: dict[str, Any], bytes_read: int) -> None:
+    """Raise a ValueError unless the values describe a source, or none."""
+    name, before, identity = (values.get(key) for key in (_NAME, _BEFORE, _IDENTITY))
+    is_source = isinstance(name, str) and type(before) is int and 0 <= before <= bytes_read
+    kinds = {"device": int, "inode": int, "digest": str}
+    is_identity = isinstance(identity, dict) and {key: type(value) for key, value in identity.items()} == kinds
+    if not (is_source or name is before is None) or not (is_identity or identity is None):
+        found = {"source": name, "bytes_before": before, "file": identity}
+        raise ValueError(f"its metadata has {found!r:.100}, which is not a source.")
+
+
+# Seconds between two lines without a terminal.
+_LINE_SECONDS = 10.0
+
+
+def describe(record: "PrequentialRecord", window: int) -> str:
+    """Bits per byte of a record in words."""
+    if record.bits_per_byte is None:
+        return "no predictions yet"
+    windowed = f"{record.windowed_bits_per_byte:.3f} over the last {min(window, record.bytes_read):,}"
+    return f"{record.bits_per_byte:.3f} bits per byte, {windowed}"
+
+
+def show_progress(
+    records: Iterable["PrequentialRecord"], window: int, quiet: bool, size: int | None = None
+) -> Iterator["PrequentialRecord"]:
+    """The same records, shown in one line of a terminal, or every few seconds in a new line elsewhere.
+
+    With the `size`, which is `bytes_read` at the end of the source, they show the time left.
+    """
+    terminal, shown = sys.stderr.isatty(), time.monotonic()
+    with tqdm(disable=quiet or not terminal, bar_format="{desc}", dynamic_ncols=True, file=sys.stderr) as bar:
+        for record in records:
+            rate = with_unit(record.bytes_per_second or 0, "B/s")
+            text = f"{with_unit(record.bytes_read, 'B')}: {describe(record, window)}, {rate}{_left(record, size)}"
+            bar.set_description_str(text)
+            if not terminal and not quiet and time.monotonic() - shown >= _LINE_SECONDS:
+                shown = time.monotonic()
+                print(text, file=sys.stderr, flush=True)
+            yield record
+
+
+def _left(record: "PrequentialRecord", size: int | None) -> str:
+    if size is None or not record.bytes_per_second:
+        return ""
+    return f", {tqdm.format_interval(max(size - record.bytes_read, 0) / record.bytes_per_second)} left"
+
 
 PLOT_FILE = "prequential.png"
 # A slow stream is saved after this many seconds, however few bytes were read.
@@ -234,17 +334,14 @@ class LearnRun:
         if measure and self.held_out is not None:
             found = evaluate_bits_per_byte(self.learner.model, self.held_out, progress=False)
             record = replace(record, held_out_bits_per_byte=found["bits_per_byte"])
-            self._record_held_out(found)
+            self.learner.record_training()
+            metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
+            self.learner.training_record.add_result(Data.of(self.held_out), metrics, state_carried=True)
         without_rate = replace(record, bytes_per_second=None)
         if without_rate != self.written:
             with _writing(self.directory / RECORDS_FILE):
                 self.records.write(record)
             self.written = without_rate
-
-    def _record_held_out(self, found: dict[str, float]) -> None:
-        self.learner.record_training()
-        metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
-        self.learner.training_record.add_result(Data.of(self.held_out), metrics, state_carried=True)
 
     def _checkpoint(self, byte: int) -> Path:
         return self.directory / f"checkpoint-{byte}"

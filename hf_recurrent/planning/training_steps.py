@@ -14,9 +14,9 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports
 from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.planning.setting import BPTT, Setting
 from hf_recurrent.stock_models.with_state import with_state
-from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
+from hf_recurrent.trainers.methods.truncated_bptt import next_token_loss
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
-from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+from hf_recurrent.trainers.smt.smt_objective import DmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
 _STRIDES = 2  # enough for memory: the second finds what the first one leaves

@@ -1,4 +1,7 @@
-"""`Task`: base class of generated tasks, whose examples have a fixed length and a target or none at each step."""
+"""`Task`: base class of generated tasks, whose examples have a fixed length and a target or none at each step.
+
+`TaskStreams` are its continuous streams of examples, in blocks of any length; `evaluate_task` scores answers.
+"""
 
 import hashlib
 import json
@@ -6,22 +9,25 @@ import math
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel, TrainingArguments
 
-from hf_recurrent.data.block_dataset import BlockDataset
+from hf_recurrent.data.block_dataset import Block, BlockDataset, worker_share
+from hf_recurrent.data.document_order import DocumentOrder, hash_integers
+from hf_recurrent.data.episode_losses import evaluation_mode
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
 from hf_recurrent.data.quantities import count_of
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.tasks.answers import count_answers, summarize_answers
+from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state, upcast
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
-from hf_recurrent.tasks.task_streams import TaskStreams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,3 +203,193 @@ def targets_at_end(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
     targets = np.full_like(inputs, IGNORE_INDEX)
     targets[:, -answers.shape[1] :] = answers
     return targets
+
+
+def evaluate_task(
+    model: PreTrainedModel,
+    task: "Task",
+    num_examples: int | None = None,
+    batch_size: int = 64,
+    *,
+    block_size: int | None = None,
+    split: str = "validation",
+) -> dict[str, float | int]:
+    """Evaluate the answers of `model` to the first examples of a split.
+
+    A recurrent model reads each example in blocks with the state carried, other models at once. The block size changes
+    the memory, not the result (beyond rounding).
+
+    Args:
+        model: a causal language model over the task's ids, on any device and of any type.
+        task: the task.
+        num_examples: by default `task.num_validation_examples` (of "train", `task.num_examples`).
+        batch_size: B, examples read in parallel.
+        block_size: T of a recurrent model, by default whole examples.
+        split: "train", "validation" or "test".
+
+    Returns:
+        `accuracy`, the share of right answers; `exact_match`, the share of examples with all answers right; `loss`,
+        nats per answer; `bits_per_symbol`, the same in bits; `num_answers` and `num_examples`.
+
+    Raises:
+        ValueError: a number is below 1, or the task's ids are outside the model's vocabulary.
+    """
+    size = task.default_size(split) if num_examples is None else num_examples
+    if size is None or size < 1:
+        raise ValueError(f"`num_examples` is {size}; for the task {task.name!r}, it must be an integer of at least 1.")
+    task.check_model("task", model)
+    counts = count_answers(model, task, np.arange(size), batch_size=batch_size, block_size=block_size, split=split)
+    return summarize_answers(counts)
+
+
+def count_answers(
+    model: PreTrainedModel,
+    task: "Task",
+    indices: np.ndarray,
+    *,
+    batch_size: int = 64,
+    block_size: int | None = None,
+    split: str = "validation",
+) -> dict[str, float | int]:
+    """Sums over examples, to be added over processes: `nats`, `right`, `answers`, `exact`, `examples`."""
+    check_integer("batch_size", batch_size, 1)
+    check_integer("block_size", task.length if block_size is None else block_size, 1)
+    counts = {"nats": 0.0, "right": 0, "answers": 0, "exact": 0, "examples": len(indices)}
+    with evaluation_mode(model), torch.inference_mode():
+        for first in range(0, len(indices), batch_size):
+            inputs, targets = (
+                torch.from_numpy(part).to(model.device)
+                for part in task.examples(indices[first : first + batch_size], split)
+            )
+            asked = targets != IGNORE_INDEX
+            right = torch.zeros_like(asked)
+            for steps, logits in _logits(model, inputs, block_size):
+                part = targets[:, steps]
+                losses = F.cross_entropy(upcast(logits).flatten(0, 1), part.flatten(), reduction="none")
+                counts["nats"] += losses.sum(dtype=torch.float64).item()
+                right[:, steps] = logits.argmax(-1) == part
+            counts["right"] += int(right.sum())
+            counts["answers"] += int(asked.sum())
+            counts["exact"] += int((right | ~asked).all(1).sum())
+    return counts
+
+
+def summarize_answers(counts: dict[str, float | int]) -> dict[str, float | int]:
+    """Metrics of [`evaluate_task`] from the sums of [`count_answers`]."""
+    answers = max(counts["answers"], 1)
+    return {
+        "accuracy": counts["right"] / answers,
+        "exact_match": counts["exact"] / max(counts["examples"], 1),
+        "loss": counts["nats"] / answers,
+        "bits_per_symbol": counts["nats"] / math.log(2) / answers,
+        "num_answers": int(counts["answers"]),
+        "num_examples": int(counts["examples"]),
+    }
+
+
+def _logits(
+    model: PreTrainedModel, inputs: torch.Tensor, block_size: int | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield (steps, logits) of consecutive parts of the examples (B, T)."""
+    if not supports_recurrent_state(with_state(model)):
+        yield slice(0, inputs.shape[1]), model(input_ids=inputs, use_cache=False).logits
+        return
+    state, size = model.init_state(len(inputs)), block_size or inputs.shape[1]
+    for begin in range(0, inputs.shape[1], size):
+        steps = slice(begin, min(begin + size, inputs.shape[1]))
+        output = model(input_ids=inputs[:, steps], state=state, use_cache=True)
+        state = detach_state(output.state)
+        yield steps, output.logits
+
+
+_TOKENS_AHEAD = 1 << 18
+
+
+class TaskStreams(BlockDataset):
+    """Endless complete batches of a task's training examples; use `DataLoader(dataset, batch_size=None)`.
+
+    Stream k of n reads the examples D[k], D[k+n], D[k+2n], …, each an episode with a reset at its first step. D is a
+    seeded permutation per epoch if the task has `num_examples`; otherwise it is 0, 1, 2, …, or starts far from 0 for
+    other seeds. With `block_size` = `task.length` a block is one example; other sizes cut examples, so the state must
+    be carried.
+
+    Batches have the keys of [`MultiStreamDataset`]; `shift_labels` are the targets, and `stream_positions` are
+    (examples read, offset in the next). The examples of a stream depend on the task, n and the seed only.
+
+    Args:
+        corpus: the task.
+        num_streams, block_size, seed, stream_indices, accumulation_groups, positions: see [`MultiStreamDataset`].
+
+    Raises:
+        ValueError: an argument is invalid, or the positions do not belong to this task.
+    """
+
+    corpus: "Task"
+
+    def prepare(self) -> None:
+        task = self.corpus
+        for positions in self.group_positions:
+            if (positions[:, 1] >= task.length).any():
+                offset = int(positions[:, 1].max())
+                raise ValueError(
+                    f"`positions` has the offset {offset}, but examples of {task.name!r} have {task.length} steps; it "
+                    "belongs to another task."
+                )
+        if task.num_examples is not None:
+            self._order = DocumentOrder(task.num_examples, self.seed)
+        else:
+            # No run reads 2^40 examples, so the examples of different seeds do not overlap.
+            beginning = int(hash_integers(self.seed)[0] >> np.uint64(42)) << 40 if self.seed else 0
+            self._order = lambda ranks: ranks + beginning
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_order"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.prepare()
+
+    def group_reader(self, group: int) -> "_GroupReader":
+        return _GroupReader(self, group, alone=worker_share()[1] == 1)
+
+
+class _GroupReader:
+    """Reader of one group of streams, which generates several examples at a time."""
+
+    def __init__(self, streams: TaskStreams, group: int, alone: bool) -> None:
+        self._task, self._block_size = streams.corpus, streams.block_size
+        self._order, self._num_streams = streams._order, streams.num_streams
+        self._streams, positions = streams.stream_groups[group], streams.group_positions[group]
+        length = self._task.length
+        self._begin = positions[:, 0] * length + positions[:, 1]
+        # Examples that a block can overlap; without other workers more, because larger batches are cheaper.
+        self._window = (self._block_size + length - 2) // length + 1
+        if alone:
+            self._window = max(self._window, _TOKENS_AHEAD // (length * len(self._streams)))
+        self._first = np.full(len(self._streams), -self._window - 1, dtype=np.int64)
+        self._inputs = self._targets = np.empty((len(self._streams), 0), dtype=np.int64)
+
+    def block(self, index: int) -> Block:
+        """Block `index` of every stream of the group, counted from the positions."""
+        length = self._task.length
+        begin = self._begin + index * self._block_size
+        end = begin + self._block_size
+        if ((begin // length < self._first) | ((end - 1) // length >= self._first + self._window)).any():
+            self._generate(begin // length)
+        steps = (begin - self._first * length)[:, None] + np.arange(self._block_size)
+        resets = steps % length == 0
+        return Block(
+            inputs=np.take_along_axis(self._inputs, steps, axis=1),
+            targets=np.take_along_axis(self._targets, steps, axis=1),
+            resets=resets,
+            attended=np.ones_like(resets),
+            positions=np.stack(np.divmod(end, length), axis=1),
+        )
+
+    def _generate(self, first: np.ndarray) -> None:
+        """Generate the examples first, first + 1, … of every stream."""
+        self._first = first
+        numbers = first[:, None] + np.arange(self._window)
+        ranks = self._streams[:, None] + numbers * self._num_streams
+        inputs, targets = self._task.examples(self._order(ranks).ravel())
+        self._inputs, self._targets = (part.reshape(len(first), -1) for part in (inputs, targets))

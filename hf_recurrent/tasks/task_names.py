@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
-from hf_recurrent.tasks.copying import Copying, SelectiveCopying, SentinelCopy
-from hf_recurrent.tasks.flip_flop import FlipFlop
-from hf_recurrent.tasks.recall import AssociativeRecall, InductionHeads
+from hf_recurrent.tasks.recall import AssociativeRecall, Copying, InductionHeads, SelectiveCopying, SentinelCopy
 from hf_recurrent.tasks.smt_tasks import KeysValues, ModularArithmetic, Retrieval, StackOperations, StringCopy
-from hf_recurrent.tasks.state_tracking import Parity, PermutationComposition
+from hf_recurrent.tasks.state_tracking import FlipFlop, Parity, PermutationComposition
 from hf_recurrent.tasks.task import Task
 
 _TASKS: dict[str, type[Task]] = {

@@ -102,10 +102,12 @@ class EventGrouper(Saved):
     def add(self, line: bytes, number: int, report: LineReport, ignored: Container[str]) -> Event | None:
         """An event that begins with a line just judged; None if it belongs to an open one; `IGNORED`."""
         template = report.layout.template
-        about = self._silent(template) if report.reason == SILENCE else template
+        about = template
+        if report.reason == SILENCE and self.judge.silence is not None:
+            about = self.judge.miner.templates.get(self.judge.silence[0], template)
         if self.join(number, report, about):
             return None
-        name, time = event_id(REASONS[report.reason], about), self.judge.time
+        name, time = _hash(REASONS[report.reason], about.text()), self.judge.time
         if name in ignored:
             return IGNORED
         summary, nearest = self._summary(line, report, about), self._nearest(template)
@@ -141,10 +143,6 @@ class EventGrouper(Saved):
         return found
 
     # ---- Sentences ----
-
-    def _silent(self, template: Template) -> Template:
-        silence = self.judge.silence
-        return template if silence is None else self.judge.miner.templates.get(silence[0], template)
 
     def _summary(self, line: bytes, report: LineReport, about: Template) -> str:
         template, reason = report.layout.template, report.reason
@@ -228,12 +226,8 @@ def session_event(ended: EndedSession, templates: dict[int, Template], time: flo
     return event
 
 
-def event_id(reason: str, template: Template) -> str:
-    """Eight hexadecimal digits that name a reason and a template."""
-    return _hash(reason, template.text())
-
-
 def _hash(*parts: str) -> str:
+    """Eight hexadecimal digits, such as the ID of a reason and a template."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 

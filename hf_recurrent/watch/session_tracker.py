@@ -1,16 +1,254 @@
-"""`SessionTracker`: the open sessions of a log, and reports of those that have ended."""
+"""Sessions of a log: the identifier that makes them, how unusual a finished one is, and those that are open."""
 
 import math
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hf_recurrent.watch.saved_state import Saved
-from hf_recurrent.watch.session_finder import SessionFinder
-from hf_recurrent.watch.session_judge import START, Session, SessionJudge, SessionReport
 from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share, usual_share
 from hf_recurrent.watch.templates import Layout
+
+_COUNT_BUCKETS = 16
+_COUNT_PRIOR = 0.5
+# Weights of a template that is missing, and of the rarest successor; of a template by its severity.
+_ABSENT, _ORDER = 1.3, 0.5
+_SEVERE = (1.0, 1.1, 1.3, 1.3, 1.3, 1.5, 1.5)
+_NORM = 3
+# Templates in fewer sessions than this share may be missing.
+_COMMON = 0.2
+_BETWEEN_COMMON = 32
+# Symbols in place of a template, at the beginning and at the end of a session.
+START, _END = -1, -2
+_MOST_PAIRS = 100_000
+
+
+@dataclass(slots=True)
+class Session(Saved):
+    """The lines with one identifier.
+
+    Args:
+        first_line, last_line: numbers of lines.
+        time: of the last line, in seconds.
+        counts: template → lines.
+        pairs: template and its successor → times.
+        last: the last template.
+    """
+
+    first_line: int
+    last_line: int
+    time: float
+    counts: dict[int, int] = field(default_factory=dict)
+    pairs: set[tuple[int, int]] = field(default_factory=set)
+    last: int = START
+
+    def add(self, template: int, line: int, time: float) -> None:
+        """Add a line."""
+        self.counts[template] = self.counts.get(template, 0) + 1
+        self.pairs.add((self.last, template))
+        self.last, self.last_line, self.time = template, line, time
+
+
+@dataclass(frozen=True)
+class SessionReport:
+    """How unusual a session is.
+
+    Args:
+        score: norm of the rarities of its parts, in bits.
+        kind: `lines` (so many of the template), `missing` (none of it), `end` (the template ends it), or `order`.
+        template: the most unusual template.
+        count: its lines.
+    """
+
+    score: float
+    kind: str
+    template: int
+    count: int
+
+
+class SessionJudge(Saved):
+    """Scores finished sessions by what is rare in them among the sessions before.
+
+    Parts of a session are the number of lines of each template, common templates that it lacks, its last template, and
+    its rarest successor. The order of lines is only a small part: programs that work side by side write in any order.
+    """
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self._counts: dict[int, list[int]] = {}
+        self._present: Counter[int] = Counter()
+        self._last: Counter[int] = Counter()
+        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._totals: Counter[int] = Counter()
+        self._common: list[int] = []
+
+    def judge(self, session: Session, severities: dict[int, int]) -> SessionReport:
+        """Score a session, and learn from it.
+
+        Args:
+            severities: template → rank of `severity_of`.
+        """
+        parts = [
+            (self._rarity(self._seen(template, count), _SEVERE[severities.get(template, 0)]), "lines", template, count)
+            for template, count in session.counts.items()
+        ]
+        parts += [
+            (self._rarity(self.sessions - self._present[template], _ABSENT), "missing", template, 0)
+            for template in self._common
+            if template not in session.counts
+        ]
+        parts.append((self._rarity(self._last[session.last], 1.0), "end", session.last, session.counts[session.last]))
+        pairs = session.pairs | {(session.last, _END)}
+        rarest = max(pairs, key=lambda pair: (self._pair_rarity(pair), pair))
+        parts.append((_ORDER * self._pair_rarity(rarest), "order", rarest[1], session.counts.get(rarest[1], 0)))
+        score = sum(part[0] ** _NORM for part in parts) ** (1 / _NORM)
+        _, kind, template, count = max(parts)
+        self._learn(session, pairs)
+        return SessionReport(score, kind, template, count)
+
+    def _rarity(self, seen: int, weight: float) -> float:
+        return weight * math.log2((self.sessions + 2 * _COUNT_PRIOR) / (seen + _COUNT_PRIOR))
+
+    def _seen(self, template: int, count: int) -> int:
+        counts = self._counts.get(template)
+        return 0 if counts is None else counts[_bucket(count)]
+
+    def _pair_rarity(self, pair: tuple[int, int]) -> float:
+        return math.log2((self._totals[pair[0]] + 2 * _COUNT_PRIOR) / (self._pairs[pair] + _COUNT_PRIOR))
+
+    def _learn(self, session: Session, pairs: set[tuple[int, int]]) -> None:
+        for template, count in session.counts.items():
+            counts = self._counts.setdefault(template, [0] * _COUNT_BUCKETS)
+            counts[_bucket(count)] += 1
+            self._present[template] += 1
+        self._last[session.last] += 1
+        for pair in pairs:
+            self._pairs[pair] += 1
+            self._totals[pair[0]] += 1
+        self.sessions += 1
+        if self.sessions < _BETWEEN_COMMON or self.sessions % _BETWEEN_COMMON == 0:
+            least = _COMMON * self.sessions
+            self._common = [template for template, present in self._present.items() if present >= least]
+
+    def keep(self, templates: Container[int]) -> None:
+        """Forget all other templates, and rare pairs if there are too many."""
+
+        def is_kept(template: int) -> bool:
+            return template < 0 or template in templates
+
+        self._counts = {template: counts for template, counts in self._counts.items() if is_kept(template)}
+        self._present = Counter({template: count for template, count in self._present.items() if is_kept(template)})
+        self._last = Counter({template: count for template, count in self._last.items() if is_kept(template)})
+        self._totals = Counter({template: count for template, count in self._totals.items() if is_kept(template)})
+        pairs = {pair: count for pair, count in self._pairs.items() if is_kept(pair[0]) and is_kept(pair[1])}
+        if len(pairs) > _MOST_PAIRS:
+            pairs = dict(sorted(pairs.items(), key=lambda item: -item[1])[: _MOST_PAIRS // 2])
+        self._pairs = Counter(pairs)
+
+
+def _bucket(count: int) -> int:
+    """Bucket of a number of lines: up to 5 each its own, then doubling."""
+    return count if count < 6 else min(6 + int(math.log2(count / 6)), _COUNT_BUCKETS - 1)
+
+
+# Lines after which the kinds are compared, and at most how many identifiers of a kind are followed.
+_DECISIONS = (1000, 2000, 4000, 8000, 16000, 32000)
+_MOST_KINDS, _MOST_IDENTIFIERS = 32, 20_000
+# A kind needs this share of the lines, identifiers, lines for each, and bits gained for each line.
+_LEAST_SHARE, _LEAST_IDENTIFIERS, _LEAST_LINES, _LEAST_GAIN = 0.25, 8, 1.5, 0.1
+_GAIN_PRIOR = 0.5
+
+
+class _Kind(Saved):
+    """How well the identifiers of a kind explain which template comes next.
+
+    Attributes:
+        within, across: pairs of templates that followed each other with the same identifier, and with any one of the
+            kind; and how often each came first.
+    """
+
+    def __init__(self) -> None:
+        self.lines = self.identifiers = 0
+        self.gain = 0.0
+        self.last: dict[bytes, int] = {}
+        self.within: dict[tuple[int, int] | int, int] = {}
+        self.across: dict[tuple[int, int] | int, int] = {}
+        self.before = START
+
+    def add(self, identifier: bytes, template: int, prior: float) -> None:
+        self.lines += 1
+        last = self.last.pop(identifier, None)
+        if last is None:
+            self.identifiers += 1
+            last = START
+            if len(self.last) >= _MOST_IDENTIFIERS:
+                del self.last[next(iter(self.last))]
+        self.last[identifier] = template
+        before, within, across = self.before, self.within, self.across
+        inner, outer = (last, template), (before, template)
+        inner_pair, inner_total = within.get(inner, 0), within.get(last, 0)
+        outer_pair, outer_total = across.get(outer, 0), across.get(before, 0)
+        within[inner], within[last] = inner_pair + 1, inner_total + 1
+        across[outer], across[before] = outer_pair + 1, outer_total + 1
+        prior *= _GAIN_PRIOR
+        self.gain += math.log2(
+            (outer_total + _GAIN_PRIOR) * (inner_pair + prior) / ((outer_pair + prior) * (inner_total + _GAIN_PRIOR))
+        )
+        self.before = template
+
+
+class SessionFinder(Saved):
+    """Chooses the kind of identifier whose lines follow each other most regularly, if there is one.
+
+    A kind gains, for each of its lines, the bits by which the line before it with the same identifier predicts its
+    template better than the line before it with any identifier of the kind. Numbers that only look like identifiers
+    gain nothing.
+
+    Attributes:
+        kind: the chosen kind, or None.
+        is_decided: no further line changes it.
+    """
+
+    def __init__(self) -> None:
+        self.kind: bytes | None = None
+        self.is_decided = False
+        self._kinds: dict[bytes, _Kind] = {}
+        self._templates: set[int] = set()
+        self._lines = 0
+
+    def add(self, identifiers: dict[bytes, bytes], template: int) -> bool:
+        """Consider a line, given as kind → identifier; True if a kind is chosen now."""
+        self._lines += 1
+        self._templates.add(template)
+        prior = 1 / len(self._templates)
+        for kind, identifier in identifiers.items():
+            found = self._kinds.get(kind)
+            if found is None:
+                if len(self._kinds) >= _MOST_KINDS:
+                    continue
+                found = self._kinds[kind] = _Kind()
+            found.add(identifier, template, prior)
+        return self._lines in _DECISIONS and self.decide(is_last=self._lines == _DECISIONS[-1])
+
+    def decide(self, *, is_last: bool = False) -> bool:
+        """Choose a kind if one is good enough; with `is_last`, no more are considered."""
+        good = {kind: found.gain for kind, found in self._kinds.items() if self._is_good(found)}
+        if good:
+            self.kind = max(good, key=good.__getitem__)
+        if good or is_last:
+            self.is_decided = True
+            self._kinds.clear()
+        return bool(good)
+
+    def _is_good(self, found: _Kind) -> bool:
+        return (
+            found.lines >= _LEAST_SHARE * self._lines
+            and found.identifiers >= _LEAST_IDENTIFIERS
+            and found.lines >= _LEAST_LINES * found.identifiers
+            and found.gain >= _LEAST_GAIN * found.lines
+        )
+
 
 # Open sessions; with more, the one that has been quiet longest ends. And lines that wait for a decision.
 MOST_OPEN, _MOST_WAITING = 50_000, 32_000

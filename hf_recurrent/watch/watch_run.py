@@ -19,7 +19,7 @@ from hf_recurrent.watch.ignored_events import IgnoredEvents
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
 from hf_recurrent.watch.record_file import RecordFile
 from hf_recurrent.watch.redaction import Redactor
-from hf_recurrent.watch.saved_watch import FILE, read_watch, save_watch
+from hf_recurrent.watch.saved_state import FILE, read_watch, save_watch
 from hf_recurrent.watch.watched_log import Findings, WatchedLog, WatchSettings
 
 if TYPE_CHECKING:

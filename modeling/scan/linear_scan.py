@@ -121,11 +121,6 @@ def available_backends() -> tuple[str, ...]:
     return tuple(name for name in _BACKENDS if name not in _BACKEND_MODULES or _may_run(name))
 
 
-def how_to_install(backend: str) -> str:
-    """How to install a backend that is missing."""
-    return _BACKEND_MODULES[backend][1]
-
-
 def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
     given = {"a": a, "b": b, "initial_state": initial_state, "reset_mask": reset_mask}
     given = {name: tensor for name, tensor in given.items() if tensor is not None or name in "ab"}

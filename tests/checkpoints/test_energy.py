@@ -1,6 +1,6 @@
 """Energy from counters of the processor."""
 
-from hf_recurrent.checkpoints.energy import EnergyMeter
+from hf_recurrent.checkpoints.recorder import EnergyMeter
 
 
 def test_packages_are_added_and_counters_wrap_around(tmp_path):

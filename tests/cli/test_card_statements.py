@@ -20,7 +20,7 @@ from hf_recurrent.cli.learn import main as learn
 from hf_recurrent.cli.pretrain import main as pretrain
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
-from hf_recurrent.learning_rules.compiled_update import CompiledUpdate
+from hf_recurrent.learning_rules.block_learning import CompiledUpdate
 
 RUN = [
     "--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--sample_every", "0", "--sample_bytes", "4",

@@ -82,7 +82,7 @@ def test_network_alone_and_frozen_stand_below_the_model(counted, texts, tmp_path
 
 
 def test_accounts_of_a_model_whose_training_is_not_known(counted, texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("hf_recurrent.evaluation.ppmd.has_ppmd", lambda: False)
+    monkeypatch.setattr("hf_recurrent.evaluation.compressors.has_ppmd", lambda: False)
     output = tmp_path / "results.json"
     table = run(capsys, counted, "--corpus", texts, "--accounts", "--output", str(output))
     words = " ".join(table.split())  # lines are wrapped

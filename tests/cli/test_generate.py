@@ -135,7 +135,7 @@ def test_command_names_a_missing_model_and_a_foreign_state(ascii_checkpoint, tmp
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(SystemExit):
         main([ascii_checkpoint, "--state", str(tmp_path / "foreign.safetensors")])
-    assert "is not a state of this model: `--state` has no" in capsys.readouterr().err
+    assert "is not a saved state; it must be written by `save_state` or `--save_state`" in capsys.readouterr().err
 
 
 def test_a_draft_changes_nothing_but_the_time(ascii_checkpoint, capsys, tmp_path):

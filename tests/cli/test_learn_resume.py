@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import OnlineLearner
-from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.checkpoints.manifest import write_manifest
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.cli.learn import main
 
@@ -182,15 +182,6 @@ def test_hostile_metadata_is_refused(model, half, capsys, values):
     (half / "learner.json").write_text(json.dumps(content))
     write_manifest(half)
     refused(capsys, rf"{half}.*metadata", model, "--resume")
-
-
-def test_learners_of_earlier_versions_resume(model, half):
-    content = json.loads((half / "learner.json").read_text())
-    del content["format"], content["metadata"]["file"], content["optimizer"]["class"]
-    (half / "learner.json").write_text(json.dumps(content))
-    (half / MANIFEST_FILE).unlink()
-    learn(model, "--resume")
-    assert same(learned(), expected(model, HALF, STREAM[80:]))
 
 
 def test_damaged_records_are_named(model, half, capsys):

@@ -269,7 +269,7 @@ def test_commands(capsys):
     out = capsys.readouterr().out
     assert all(f"  {command}" in out for command in COMMANDS)
     run_command(["env"])
-    assert "scan backends" in capsys.readouterr().out
+    assert "CPU scan kernel" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run_command(["trian"])
     assert "; did you mean pretrain?" in capsys.readouterr().err

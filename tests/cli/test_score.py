@@ -21,10 +21,9 @@ from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli import evaluate
 from hf_recurrent.cli.main import main
 from hf_recurrent.cli.score import main as score
-from hf_recurrent.data.document_blocks import document_blocks
 from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.data.token_encoding import TokenEncoding
-from hf_recurrent.evaluation.scores import score_blocks
+from hf_recurrent.evaluation.scores import document_blocks, score_blocks
 
 SIZES = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1}
 TEXTS = {

@@ -23,8 +23,7 @@ from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, Adapt
 from hf_recurrent.compression.archive import ArchiveError, read_header, write_header
 from hf_recurrent.compression.byte_coding import counts_version
 from hf_recurrent.compression.coding import Parts
-from hf_recurrent.compression.files import compress, compress_file, decompress, decompress_file
-from hf_recurrent.compression.pipes import decompress_to
+from hf_recurrent.compression.files import compress, compress_file, decompress, decompress_file, decompress_to
 from hf_recurrent.compression.predictors import FrozenPredictor
 from hf_recurrent.learning_rules import compiled_program
 

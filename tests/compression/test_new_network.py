@@ -4,10 +4,10 @@ import pytest
 
 from hf_recurrent.compression import agreement, files
 from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+from hf_recurrent.compression.agreement import new_network
 from hf_recurrent.compression.archive import ArchiveError, Header, NetworkRecord
 from hf_recurrent.compression.byte_coding import counts_version
 from hf_recurrent.compression.files import compress, decompress
-from hf_recurrent.compression.new_network import new_network
 
 
 def test_archives_of_the_first_new_network_open(monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 
 from hf_recurrent.data import decompression, readers
 from hf_recurrent.data.decompression import read_chunks
-from hf_recurrent.data.idx_files import read_idx
 from hf_recurrent.data.loading import load_corpus
+from hf_recurrent.data.pixel_readers import read_idx
 
 
 @pytest.fixture

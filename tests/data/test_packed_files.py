@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-from hf_recurrent.data import packed_files, packing
+from hf_recurrent.data import packing
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.loading import load_corpus
 
@@ -136,8 +136,8 @@ def test_wrong_metadata_is_replaced(load, packed, runs, name, value):
 
 
 def test_the_checksum_is_computed_once_for_unchanged_files(load, packed, runs, monkeypatch):
-    real, reads = packed_files.content_fingerprint, []
-    monkeypatch.setattr(packed_files, "content_fingerprint", lambda *given: reads.append(1) or real(*given))
+    real, reads = packing.content_fingerprint, []
+    monkeypatch.setattr(packing, "content_fingerprint", lambda *given: reads.append(1) or real(*given))
     load()
     assert not reads  # packing computed it
     (packed / "verified.json").unlink()  # as in a corpus of an earlier version
@@ -159,7 +159,7 @@ def test_a_corpus_that_cannot_be_written_to_is_verified_and_used(load, packed, m
     def refuse(*arguments):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(packed_files, "write_json", refuse)
+    monkeypatch.setattr(packing, "write_json", refuse)
     assert contents(load()) == DOCUMENTS
 
 

@@ -25,7 +25,7 @@ from hf_recurrent import (
     save_image_sheet,
     tokens_to_images,
 )
-from hf_recurrent.data.pixel_images import binary_patches
+from hf_recurrent.data.pixel_readers import binary_patches
 from hf_recurrent.data.streams import MultiStreamDataset
 
 RANDOM = np.random.default_rng(0)
@@ -222,7 +222,7 @@ sys.modules["PIL"] = None
 import hf_recurrent.data.readers
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.loading import load_corpus
-from hf_recurrent.data.pixel_images import tokens_to_images
+from hf_recurrent.data.pixel_readers import tokens_to_images
 print(Corpus.from_documents(["a"]).num_bytes)
 """
 

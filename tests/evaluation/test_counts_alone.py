@@ -10,8 +10,14 @@ from counted_model import counted_model, word_corpus
 from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments, evaluate_bits_per_byte
 from hf_recurrent.checkpoints.records import Base, Provenance
 from hf_recurrent.data.episode_source import EvaluationShare
-from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen, frozen_memory, learn_counts
-from hf_recurrent.evaluation.training_bytes import TrainingBytes, bytes_read
+from hf_recurrent.evaluation.counts_alone import (
+    CountsAlone,
+    TrainingBytes,
+    bytes_read,
+    frozen,
+    frozen_memory,
+    learn_counts,
+)
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
 
 STREAMS, BLOCK, STEPS = 3, 8, 40

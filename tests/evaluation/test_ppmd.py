@@ -3,7 +3,7 @@
 import pytest
 from counted_model import word_corpus
 
-from hf_recurrent.evaluation import ppmd
+from hf_recurrent.evaluation import compressors
 
 pyppmd = pytest.importorskip("pyppmd")
 MEMORY = 400 << 20
@@ -17,7 +17,7 @@ def compressed(data: bytes, order: int) -> int:
 @pytest.mark.parametrize("before", [b"", b"def x = return self.(1)\n" * 20])
 def test_every_episode_is_compressed_after_the_same_bytes(before):
     corpus = word_corpus((3, 200, 40))
-    found = ppmd.ppmd_bits_per_byte(corpus, before, orders=(2, 8), progress=False)
+    found = compressors.ppmd_bits_per_byte(corpus, before, orders=(2, 8), progress=False)
     assert list(found) == [2, 8]
     for order, bits in found.items():
         start = compressed(before, order) if before else 0
@@ -28,20 +28,20 @@ def test_every_episode_is_compressed_after_the_same_bytes(before):
 def test_bytes_before_help():
     corpus = word_corpus((3, 200, 40))
     alone, primed = (
-        ppmd.ppmd_bits_per_byte(corpus, before, orders=(8,), progress=False)[8]
+        compressors.ppmd_bits_per_byte(corpus, before, orders=(8,), progress=False)[8]
         for before in (b"", corpus[1].tobytes())
     )
     assert primed < alone / 2
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(ppmd, "has_ppmd", lambda: False)
+    monkeypatch.setattr(compressors, "has_ppmd", lambda: False)
     with pytest.raises(ImportError, match=r"hf-recurrent\[baselines\]"):
-        ppmd.ppmd_bits_per_byte(word_corpus((3,)))
+        compressors.ppmd_bits_per_byte(word_corpus((3,)))
 
 
 @pytest.mark.parametrize("before", [b"", bytes(1 << 20)])
 def test_a_program_that_fails_is_an_error(monkeypatch, tmp_path, before):
-    monkeypatch.setattr(ppmd, "_PROGRAM", str(tmp_path / "none.py"))
+    monkeypatch.setattr(compressors, "_PROGRAM", str(tmp_path / "none.py"))
     with pytest.raises(RuntimeError, match="PPMd of order 8 ended with status 2"):
-        ppmd.ppmd_bits_per_byte(word_corpus((3,)), before, orders=(8,), progress=False)
+        compressors.ppmd_bits_per_byte(word_corpus((3,)), before, orders=(8,), progress=False)

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
-from hf_recurrent.data.packed_files import METADATA, OFFSETS, TOKENS, content_fingerprint
+from hf_recurrent.data.packing import METADATA, OFFSETS, TOKENS, content_fingerprint
 
 SETTINGS = ["--stride", "8", "--block_size", "16", "--learning_rate", "1e-2", "--window", "30", "--quiet"]
 LOG = b"".join(b"line %d of the log\n" % (number * 37 % 101) for number in range(8))

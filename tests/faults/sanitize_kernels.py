@@ -249,8 +249,8 @@ def learn_blocks() -> int:
     from transformers import AutoModelForCausalLM
 
     from hf_recurrent import config_from_preset
+    from hf_recurrent.learning_rules.block_learning import CompiledUpdate, GradientMemory
     from hf_recurrent.learning_rules.compiled_block import CompiledBlock
-    from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
     from hf_recurrent.learning_rules.rules import build_learning_rule
 
     count = 0

@@ -505,7 +505,6 @@ from hf_recurrent.cli import env
 from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan
 from transformers import AutoModelForCausalLM
 assert "cpu" not in available_backends(), available_backends()
-assert env.scan_backends() == list(available_backends())
 for steps in (1, 5):
     linear_scan(torch.rand(2, steps, 3), torch.rand(2, steps, 3))
     try:
@@ -532,7 +531,6 @@ def test_env_names_the_instructions(capsys):
     env.main([])
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("CPU scan kernel"))
     assert kernels.instruction_set() in line
-    assert env.scan_backends() == list(available_backends())
 
 
 @needs_kernel

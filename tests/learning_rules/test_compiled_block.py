@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.learning_rules.block_learning import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
-from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 

@@ -7,8 +7,7 @@ from test_sensitivities import BEFORE, ELEMENT_WISE, UnitAlone, gradients, loss_
 from test_sensitivities import batch as model_batch
 
 from hf_recurrent import gradient_alignment
-from hf_recurrent.learning_rules.rules import build_learning_rule
-from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
+from hf_recurrent.learning_rules.rules import build_learning_rule, diagonal_recurrence
 from hf_recurrent.modeling.block.recurrent_state import detach_state
 from hf_recurrent.modeling.units.recurrent_units import build_recurrent_unit
 

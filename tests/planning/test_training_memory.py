@@ -8,10 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from hf_recurrent import MultiStreamTrainingArguments, config_from_preset
 from hf_recurrent.learning_rules.rules import build_learning_rule
-from hf_recurrent.planning.advice import changes
-from hf_recurrent.planning.fake_tensors import fake_memory
+from hf_recurrent.planning.report import changes
 from hf_recurrent.planning.setting import Setting
-from hf_recurrent.planning.training_memory import MemoryCounter
+from hf_recurrent.planning.training_memory import MemoryCounter, fake_memory
 from hf_recurrent.trainers.sharding import ShardingSettings
 
 SIZES = {"hidden_size": 32, "state_size": 48, "num_hidden_layers": 2}

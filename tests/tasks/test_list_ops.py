@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_recurrent import ListOps, collate_sequences
-from hf_recurrent.tasks.list_ops import TOKENS
+from hf_recurrent.tasks.classification import TOKENS
 
 
 def evaluate(words):
@@ -94,7 +94,7 @@ def test_all_values_occur_and_batches_are_padded():
     ],
 )
 def test_bad_arguments(arguments, message, monkeypatch):
-    monkeypatch.setattr("hf_recurrent.tasks.list_ops._MOST_DRAWS", 2000)
+    monkeypatch.setattr("hf_recurrent.tasks.classification._MOST_DRAWS", 2000)
     with pytest.raises(ValueError, match=message):
         ListOps(**arguments)
     with pytest.raises(ValueError, match="`items` holds no sequence"):

@@ -17,7 +17,7 @@ from hf_recurrent import (
     config_from_preset,
     evaluate_task,
 )
-from hf_recurrent.tasks.answers import count_answers
+from hf_recurrent.tasks.task import count_answers
 
 TASK = FlipFlop(length=24, p_ignore=0.5, num_validation_examples=20)
 

@@ -25,8 +25,7 @@ from hf_recurrent import (
     SmtTrainingArguments,
     config_from_preset,
 )
-from hf_recurrent.checkpoints.sharded_tensors import is_sharded, whole
-from hf_recurrent.checkpoints.tensor_files import write_tensors
+from hf_recurrent.checkpoints.tensor_files import is_sharded, whole, write_tensors
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 

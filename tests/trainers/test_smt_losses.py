@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, unexplained_variance, uniformity_loss
+from hf_recurrent.trainers.smt.smt_objective import decoder_loss, dynamics_loss, unexplained_variance, uniformity_loss
 
 
 def normal(*shape, seed=0):

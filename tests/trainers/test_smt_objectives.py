@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from smt_cases import episodes, random_batch, tiny_pair
 
-from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
-from hf_recurrent.trainers.smt.losses import uniformity_loss
-from hf_recurrent.trainers.smt.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.smt_objective import DmtObjective, SmtObjective, uniformity_loss
 
 CONTEXT, FUTURE = 4, 3
 

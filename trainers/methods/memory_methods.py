@@ -17,9 +17,8 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM, check_readout_match
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
-from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
 from hf_recurrent.trainers.smt.metrics import measure_memories
-from hf_recurrent.trainers.smt.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.smt_objective import DmtObjective, SmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import choose_anchors, choose_cuts
 from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments

@@ -9,8 +9,8 @@ from torch import nn
 
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
-from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
+from hf_recurrent.trainers.methods.truncated_bptt import next_token_loss
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.sharding import Replication
 

@@ -1,15 +1,138 @@
-"""Losses of one step of Supervised Memory Training, computed without recurrence (SMT, section 2.2)."""
+"""Losses of one step of Supervised Memory Training (SMT, section 2.2), and of a rollout of DMT (section 2.3)."""
 
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, uniformity_loss
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
-from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+
+
+@dataclass
+class DmtLosses:
+    """Scalars, all but `total` detached; drift is 1 - R² of the labelled memories of this batch."""
+
+    total: Tensor
+    memory_loss: Tensor
+    readout_loss: Tensor
+    drift: Tensor
+
+
+class DmtObjective(StudentAndTeacher):
+    """`L_dmt` of a rollout, plus the readout's next-byte loss with the gradient stopped at the memory.
+
+    The RNN runs from `start` to the end of the block on its own memories, beginning with the teacher's memory at
+    `start` - 1 (zero for `start` = 0, and where an episode begins). `L_dmt` compares its memories at the anchors with
+    the teacher's.
+
+    Args:
+        student, teacher: models of the same memory and vocabulary; the teacher is not trained.
+        context_length: Tc, maximum number of bytes that the teacher encodes into a memory.
+        gradient_steps: steps that gradients flow back through the rollout: 1 for none, None for all.
+    """
+
+    def __init__(
+        self,
+        student: SmtRnnForCausalLM,
+        teacher: SmtTeacherModel,
+        *,
+        context_length: int,
+        gradient_steps: int | None = None,
+    ):
+        super().__init__(student, teacher)
+        self.context_length, self.gradient_steps = context_length, gradient_steps
+
+    @classmethod
+    def from_arguments(
+        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: DmtTrainingArguments
+    ) -> "DmtObjective":
+        """The objective of a run; contexts are no longer than its blocks."""
+        context_length = min(args.context_length, args.block_size)
+        return cls(student, teacher, context_length=context_length, gradient_steps=args.gradient_steps)
+
+    @property
+    def frozen_modules(self) -> list[nn.Module]:
+        """The teacher."""
+        return [self.teacher]
+
+    def forward(
+        self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int
+    ) -> DmtLosses:
+        """Compute the losses of one batch.
+
+        Args:
+            input_ids, shift_labels, reset_mask: (B, T).
+            anchors: (B, anchors), positions of at least `start` at which memories are compared.
+            start: first position that the RNN reads.
+        """
+        starts, _ = episode_bounds(reset_mask)
+        with torch.no_grad():
+            memory = self.encode(input_ids, starts, anchors, self.context_length)
+            first = self.encode_before(input_ids, starts, start, self.context_length)
+        rollout = self.roll_out(first, input_ids, reset_mask, start, self.gradient_steps)
+        offsets = (anchors - start)[..., None, None].expand(-1, -1, *memory.shape[2:])
+        predicted = rollout.gather(1, offsets)
+        logits = self.student.readout(rollout.detach().flatten(0, 1))
+        losses = (dynamics_loss(predicted, memory), decoder_loss(logits, shift_labels[:, start:].flatten()))
+        residual, total = unexplained_variance(predicted.detach().flatten(0, 1), memory.flatten(0, 1))
+        return DmtLosses(sum(losses), *(loss.detach() for loss in losses), drift=residual / total.clamp(min=1e-30))
+
+
+def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """`L_dec`: mean cross-entropy, in nats, of the decoder's predictions from a memory.
+
+    Args:
+        logits: (…, Tf, V), the predictions of y_t, y_{t+1}, ….
+        labels: (…, Tf), y_t, y_{t+1}, …; -100 is ignored.
+    """
+    count = labels.ne(IGNORE_INDEX).sum().clamp(min=1)
+    return F.cross_entropy(upcast(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
+
+
+def dynamics_loss(predicted: Tensor, memory: Tensor) -> Tensor:
+    """`L_dyn`, and in a rollout `L_dmt`: mean squared error of memories, both (…, Z, D)."""
+    return F.mse_loss(upcast(predicted), upcast(memory))
+
+
+def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
+    """`L_unif` = log E exp(-2‖m_a - m_b‖²) over pairs of different sequences (Wang and Isola, 2020).
+
+    Memories are normalized to length 1. 0 means that they have collapsed; about -4, that they are uniform.
+
+    Args:
+        memory: (B, anchors, Z, D); memories of the same anchor in different sequences are compared.
+        over: "tokens" compares each of the Z tokens, "states" the whole memory as one vector.
+
+    Raises:
+        ValueError: there are fewer than two sequences.
+    """
+    rows = len(memory)
+    if rows < 2:
+        raise ValueError(f"`memory` holds {rows} sequence; it must hold at least 2 to compare.")
+    if over == "states":
+        memory = memory.flatten(2).unsqueeze(2)
+    points = F.normalize(upcast(memory), dim=-1).flatten(1, 2).transpose(0, 1)  # (anchors · Z, B, D)
+    squares = 2 - 2 * points @ points.transpose(1, 2)
+    first, second = torch.triu_indices(rows, rows, offset=1, device=memory.device)
+    pairs = -2 * squares[:, first, second]
+    return pairs.flatten().logsumexp(0) - torch.tensor(pairs.numel(), dtype=pairs.dtype).log()
+
+
+def unexplained_variance(predicted: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Residual and total sum of squares; their ratio is the drift 1 - R² of predicted memories.
+
+    Args:
+        predicted, memory: (B, Z, D); the mean is taken over B, separately for every entry of the memory.
+    """
+    memory, predicted = upcast(memory), upcast(predicted)
+    return (predicted - memory).square().sum(), (memory - memory.mean(0)).square().sum()
 
 
 @dataclass
