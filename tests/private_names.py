@@ -12,7 +12,7 @@ _CHECKPOINT = (
 
 PRIVATE_NAMES = {
     # argparse
-    "argparse.ArgumentParser._actions": "the arguments of a parser; nothing public lists them",
+    "argparse.ArgumentParser._actions": "a completion changes its copy of the arguments; nothing public lists them",
     "argparse.ArgumentParser._option_string_actions": "the flags of a parser; nothing public lists them",
     # torch
     "torch._C._are_functorch_transforms_active": "kernels cannot read tensors of torch.func; nothing public tells",

@@ -28,8 +28,12 @@ COMMANDS = {
     "transformers": "run a command of transformers, such as serve, with our models",
     "lm-eval": "run lm-evaluation-harness with the state carried over documents",
     "reproduce": "measure a table of the papers next to the printed numbers",
+    "completion": "print a script that completes commands in bash, zsh or fish",
+    "hf-extension": "make the commands available as `hf recurrent`",
     "env": "print versions and compiled kernels, for bug reports",
 }
+# Commands of other programs, which have parsers of their own.
+FOREIGN = ("transformers", "lm-eval")
 
 
 def usage() -> str:

@@ -21,6 +21,8 @@ MISTAKES = [
     ("trian", ["unknown command 'trian'", "did you mean"]),
     ("pushtohub MODEL", ["unknown command 'pushtohub'", "did you mean push-to-hub?"]),
     ("--help-me", ["unknown command '--help-me'"]),
+    ("completion", ["the following arguments are required: shell"]),
+    ("completion tcsh", ["shell", "'tcsh'", "fish"]),
     ("env --verbose", ["unrecognized arguments: --verbose"]),
     # Training
     (f"{TRAIN} --learning-rte 1e-3", ["--learning-rte", "did you mean --learning_rate?"]),
@@ -204,6 +206,7 @@ def test_as_real_processes(line):
         ("generate absent --prompt a --regex a", "xgrammar", "pip install 'hf-recurrent[constraints]'"),
         ("learn MODEL --source book.txt --plot", "matplotlib", "hf-recurrent[plots]"),
         ("reproduce parity", "matplotlib", "hf-recurrent[plots]"),
+        ("completion bash", "shtab", "pip install 'hf-recurrent[completion]'"),
         ("evaluate ADAPTER --corpus notes", "peft", "pip install 'hf-recurrent[peft]'"),
     ],
 )

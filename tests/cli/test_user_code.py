@@ -80,7 +80,9 @@ NEEDED = {
     "plan": [],
     "compress": ["run", "notes/0.txt"],
     "decompress": ["run", "notes/0.txt"],
+    "completion": ["bash"],
     "transformers": ["env"],
+    "hf-extension": [],
 }
 
 
