@@ -10,6 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.checkpoints.provenance_files import find_provenance
+from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.evaluation.counts_alone import TrainingBytes, bytes_read
+from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.modeling.block.training_kernels import training_kernels
 
 # Order of the lines in tables: our models, then the stock models of the same row.
@@ -180,3 +185,27 @@ def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> st
 def report(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print a title and a Markdown table."""
     print(f"{title}\n\n{markdown_table(columns, lines)}\n", flush=True)
+
+
+def load_with_training_bytes(
+    name: str, corpus: list[str], split_seed: int, max_eval_bytes: float | None = None
+) -> tuple[PreTrainedModel, Corpus, TrainingBytes]:
+    """A model of `hf-recurrent pretrain`, its held-out documents, and the bytes that it was trained on.
+
+    Args:
+        name: of the model.
+        corpus: as in the run.
+        split_seed: as in the run.
+        max_eval_bytes: bytes of whole held-out documents; None for all.
+
+    Raises:
+        SystemExit: the training bytes are not known.
+    """
+    options = {"argument": "MODEL", "trust_remote_code": False}
+    model = load_model(AutoModelForCausalLM, name, **options).eval()
+    data = DataArguments(corpus, split_seed=split_seed, max_eval_bytes=max_eval_bytes)
+    train, held_out = load_training_sources(data, load_tokenizer(name, **options))
+    read = bytes_read(find_provenance(model), train)
+    if isinstance(read, str):
+        raise SystemExit(f"the training bytes of {name} are not known: {read}")
+    return model, held_out, read

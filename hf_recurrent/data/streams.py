@@ -88,7 +88,7 @@ class MultiStreamDataset(BlockDataset):
 def unreached_documents(
     corpus: "Corpus", num_streams: int, stream_bytes: int, seed: int, max_bytes: float
 ) -> np.ndarray:
-    """Documents of the first epoch that no stream reaches, in the order of the epoch, at most `max_bytes` in total.
+    """Documents that no stream reaches, in the order of the first epoch, at most `max_bytes` in total.
 
     Args:
         corpus: the episodes of [`MultiStreamDataset`].
@@ -102,10 +102,13 @@ def unreached_documents(
     """
     total, lengths = len(corpus), corpus.ends - corpus.starts
     order = DocumentOrder(total, seed)
-    documents = order(np.arange(-(-total // num_streams) * num_streams).reshape(-1, num_streams))
-    before = np.cumsum(lengths[documents], axis=0) - lengths[documents]  # of each document, in its stream
+    reached, positions, begins = np.zeros(total, bool), np.arange(num_streams), np.zeros(num_streams, np.int64)
+    while not reached.all() and (begins < stream_bytes).any():
+        documents = order(positions)
+        reached[documents[begins < stream_bytes]] = True
+        positions, begins = positions + num_streams, begins + lengths[documents]
     rest = order(np.arange(total))
-    rest = rest[~np.isin(rest, documents[before < stream_bytes])]
+    rest = rest[~reached[rest]]
     return rest[np.cumsum(lengths[rest]) <= max_bytes]
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of whole models run at the smallest sizes and make their tables."""
+"""The benchmarks of whole models run at the smallest sizes and make their tables and plots."""
 
 import runpy
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from hf_recurrent.cli import pretrain
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -24,6 +26,39 @@ def run(monkeypatch, capsys):
 
     yield run_script
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def counted_run(tmp_path_factory):
+    """A model with a count memory, trained for a few steps, and the folder of its corpus."""
+    folder, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("run") / "run"
+    for number in range(12):
+        body = "".join(f"def f{number}_{each}(x):\n    return x + {each}\n\n\n" for each in range(5))
+        (folder / f"{number}.py").write_text(body)
+    options = ["--use_cpu", "--max_steps", "6", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
+    sizes = ["hidden_size=16", "state_size=16", "num_hidden_layers=1", "count_memory_slots=256"]
+    sizes += ["count_memory_text=4096", "count_memory_window=256"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HOME", str(folder.parent / "home"))
+        corpus = ["--corpus", str(folder), "--accounts", "false", "--block_size", "16"]
+        pretrain.main([*corpus, *options, "--output_dir", str(output), "--config_overrides", *sizes])
+        yield str(output), ["--corpus", str(folder)]
+
+
+def test_contexts(run, counted_run, tmp_path):
+    model, corpus = counted_run
+    rows = run("benchmark_contexts", model, *corpus, "--output", str(tmp_path / "kinds.json"))
+    assert rows[0][:2] == ["all bytes", "100.0%"] and len(rows) == 8
+    counts, network, both = map(float, rows[0][2:])
+    assert both < network and counts < network
+    assert (tmp_path / "kinds.svg").read_text().count("<path") > 20
+
+
+def test_samples(run, counted_run):
+    model, corpus = counted_run
+    rows = run("benchmark_samples", model, *corpus, "--samples", "3", "--length", "24")
+    assert [row[0] for row in rows] == ["held-out text itself", model, f"{model}, frozen", f"{model}, network alone"]
+    assert rows[0][1:3] == ["3", "100.0%"] and rows[3][2] == "0.0%"
 
 
 def test_generation(run):
