@@ -1,4 +1,4 @@
-"""Latency and throughput of `hf-recurrent serve`, the latter next to one batch in a bare loop; memory of sessions.
+"""Latency and throughput of `hf-recurrent serve`, the latter next to a bare loop of steps; memory of sessions.
 
     python scripts/benchmark_serving.py --preset memora-s0 --clients 32 --history 6000
 
@@ -17,7 +17,6 @@ OpenAI's client are. The model has new weights.
 import argparse
 import http.client
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -37,6 +36,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import hf_recurrent
+from hf_recurrent.generation.state_reader import StateReader
 from hf_recurrent.modeling.block.recurrent_state import state_size
 from hf_recurrent.server.cached_steps import CachedSteps
 from hf_recurrent.server.session import Session, Snapshot
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--preset", default="memora-s0")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--bytes", type=int, default=400, help="that each client asks for")
+    parser.add_argument("--every_token", action="store_true", help="every byte is an event of its own")
     parser.add_argument("--turns", type=int, default=200, help="requests of one client whose median time is printed")
     parser.add_argument("--idle_sessions", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=6000, help="bytes of a conversation; 0 to leave it out")
@@ -93,30 +94,39 @@ def main() -> None:
 
 
 def _throughput(model, arguments: argparse.Namespace) -> None:
-    bare, served, own_time, load_time, gaps = 0.0, 0.0, math.inf, math.inf, (0.0, math.inf)
-    total = arguments.clients * arguments.bytes
+    limits, rounds, total = [], [], arguments.clients * arguments.bytes
     with tempfile.TemporaryDirectory() as folder:
         _save(model, hf_recurrent.ByteTokenizer(), folder)
         with _server(folder) as server:
             port = server.port
             health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
-                bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
-                before = server.cpu_milliseconds()
-                rate, found, load = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
-                own_time = min(own_time, (server.cpu_milliseconds() - before) / 1000)
-                load_time = min(load_time, load)
-                served, gaps = max(served, rate), min(gaps, found, key=lambda pair: pair[1])
-                print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
+                limits.append(
+                    [_bare_loop(model, arguments.clients, arguments.bytes, draws) for draws in (False, True)]
+                )
+                before = server.cpu_seconds()
+                streamed = (port, arguments.clients, arguments.bytes, arguments.every_token)
+                rate, gaps, own = _in_other_process(_stream_all, *streamed)
+                event_loop, process = (after - old for after, old in zip(server.cpu_seconds(), before, strict=True))
+                rounds.append((rate, total / process, total / (process - event_loop), event_loop, own, *gaps))
+                print(f"load {os.getloadavg()[0]:.1f}, limits {limits[-1]}, {rounds[-1]}", file=sys.stderr)
+    step, bare = np.max(limits, axis=0)
+    served, by_processor, by_scheduler = np.max(rounds, axis=0)[:3]
+    event_loop, own, gap, longest = np.min(rounds, axis=0)[3:]
+    clients = f"{arguments.clients} clients that stream"
     print(f"| `GET /health`, median | {health:.2f} ms |")
     print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
-    print(f"| bytes per second, one batch of {arguments.clients} in a bare loop | {bare:,.0f} |")
-    print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
-    print(f"| ratio | {served / bare:.2f} |")
-    print(f"| bytes per second of processor time of the server, with HTTP | {total / own_time:,.0f} |")
-    print(f"| the same, as a part of the bare loop's | {total / own_time / bare:.2f} |")
-    print(f"| seconds of processor time of the server; of the clients | {own_time:.2f}; {load_time:.2f} |")
-    print(f"| gap between two events of a stream, median; 99 % | {gaps[0]:.0f} ms; {gaps[1]:.0f} ms |")
+    print(
+        f"| {arguments.clients} rows, bytes per second of processor time, steps; with draws | {step:,.0f}; {bare:,.0f} |"
+    )
+    print(f"| {clients}, bytes per second of the clock | {served:,.0f} |")
+    print(f"| as a part of the steps; with draws | {served / step:.2f}; {served / bare:.2f} |")
+    print(
+        f"| per second of processor time of the scheduler; of the server | {by_scheduler:,.0f}; {by_processor:,.0f} |"
+    )
+    print(f"| the latter as a part of the steps; with draws | {by_processor / step:.2f}; {by_processor / bare:.2f} |")
+    print(f"| seconds of processor time of the event loop; of the clients | {event_loop:.2f}; {own:.2f} |")
+    print(f"| gap between two events of a stream, median; 99 % | {gap:.0f} ms; {longest:.0f} ms |")
 
 
 def _save(model, tokenizer, folder: str) -> None:
@@ -128,9 +138,11 @@ class _Server(NamedTuple):
     port: int
     process: psutil.Process
 
-    def cpu_milliseconds(self) -> float:
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Of the main thread, which runs the event loop, and of all."""
+        main = next(thread for thread in self.process.threads() if thread.id == self.process.pid)
         times = self.process.cpu_times()
-        return 1000 * (times.user + times.system)
+        return main.user_time + main.system_time, times.user + times.system
 
 
 @contextmanager
@@ -177,12 +189,12 @@ def _conversations(model, tokenizer, size: int, rounds: int, options: tuple[str,
                         if kind == "new connection":  # of another text, so that the next one is still cold
                             new = new[:_TURN_BYTES]
                         body = {"model": "model", "prompt": text + new, "max_tokens": _TURN_BYTES, "logit_bias": bias}
-                        before = server.cpu_milliseconds()
+                        before = server.cpu_seconds()[1]
                         milliseconds, answer = _request(connection, "POST", "/v1/completions", body)
                         if kind == "new connection":
                             continue
                         times[kind].append(milliseconds)
-                        cpu_times[kind].append(server.cpu_milliseconds() - before)
+                        cpu_times[kind].append(1000 * (server.cpu_seconds()[1] - before))
                         if text:  # the last token of an answer was generated, but never read
                             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
                             again += len(text) - 1 - cached
@@ -227,14 +239,14 @@ def _byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @torch.no_grad()
-def _bare_loop(model, rows: int, steps: int) -> float:
-    """Bytes per second of sampling without a server, in processor time, of which it has one core alone."""
-    state, ids = model.init_state(rows), torch.randint(1, 256, (rows, 1))
+def _bare_loop(model, rows: int, steps: int, draws: bool) -> float:
+    """Bytes per second of steps, with or without sampling, in processor time, of which it has one core alone."""
+    state, ids, reader = model.init_state(rows), torch.randint(1, 256, (rows, 1)), StateReader(model)
     begin = time.process_time()
     for _ in range(steps):
-        output = model(ids, state=state, use_cache=True)
-        state = output.state
-        ids = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
+        logits, state = reader.step(ids, state)
+        if draws:
+            ids = torch.multinomial(logits[:, -1].softmax(-1), 1)
     return rows * steps / (time.process_time() - begin)
 
 
@@ -265,7 +277,9 @@ def _request(connection: http.client.HTTPConnection, method: str, path: str, bod
     return milliseconds, json.loads(data)
 
 
-def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, float], float]:
+def _stream_all(
+    port: int, count: int, size: int, every_token: bool = False
+) -> tuple[float, tuple[float, float], float]:
     """Clients that stream at the same time, in one thread that only keeps what comes, so that it costs little.
 
     Returns:
@@ -280,7 +294,7 @@ def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, f
     begin, begin_own = time.perf_counter(), time.process_time()
     for key in [*selector.get_map().values()]:
         body = {"model": "model", "prompt": "A", "max_tokens": size, "seed": key.data, "stream": True}
-        content = json.dumps(body | {"stream_options": {"include_usage": True}})
+        content = json.dumps(body | {"stream_options": {"include_usage": True, "every_token": every_token}})
         head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         key.fileobj.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
     while selector.get_map():
