@@ -116,9 +116,7 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
     clients = f"{arguments.clients} clients that stream"
     print(f"| `GET /health`, median | {health:.2f} ms |")
     print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
-    print(
-        f"| {arguments.clients} rows, bytes per second of processor time, steps; with draws | {step:,.0f}; {bare:,.0f} |"
-    )
+    print(f"| {arguments.clients} rows, bytes per second of processor time; with draws | {step:,.0f}; {bare:,.0f} |")
     print(f"| {clients}, bytes per second of the clock | {served:,.0f} |")
     print(f"| as a part of the steps; with draws | {served / step:.2f}; {served / bare:.2f} |")
     print(

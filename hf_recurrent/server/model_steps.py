@@ -130,15 +130,11 @@ class ModelSteps:
         Returns:
             The logits (T, V) after each, on the CPU, and the state.
         """
-        rest, counts = take_counts(state, self._memory)
         with self._forward():
-            reading = self._reader.read(tokens, rest)
-        # The states of a chain are one piece of memory.
-        logits, new = reading.logits, {name: part.clone() for name, part in reading.states[len(tokens)].items()}
-        if counts is not None:
-            mixed, new[STATE_PART] = self._mix([tokens], counts, logits.unsqueeze(0), is_sampled)
-            logits = mixed[0]
-        return logits.cpu(), new
+            reading = self._reader.read(tokens, state, is_sampled)
+        # The states of a chain are one piece of memory; that of the counts is its own.
+        last = reading.states[len(tokens)].items()
+        return reading.logits.cpu(), {name: part if name == STATE_PART else part.clone() for name, part in last}
 
     def step(
         self, tokens: Sequence[int], state: RecurrentState, are_sampled: Sequence[bool]
@@ -196,10 +192,9 @@ class ModelSteps:
         return mixed, new
 
     def _mix(
-        self, tokens: torch.Tensor | Sequence[Sequence[int]], counts: torch.Tensor, logits: torch.Tensor, sampled: bool
+        self, input_ids: torch.Tensor, counts: torch.Tensor, logits: torch.Tensor, sampled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log probabilities (B, T, V) of the model, given the network's logits, and the state of its counts."""
-        input_ids = torch.as_tensor(tokens, device=self._device)
+        """The log probabilities (B, 1, V) of the model, given the network's logits, and the state of its counts."""
         return self.model.mix_counts(input_ids, counts, logits, slice(None), sampled=sampled)
 
     def _forward(self) -> AbstractContextManager:
