@@ -3,7 +3,7 @@
 Shape letters: B streams, T steps, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,13 +69,20 @@ class StateReader:
         output = self.model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
         return output.logits[0, -1], output.state
 
-    def read(self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = True) -> Reading:
+    def read(
+        self,
+        tokens: Sequence[int],
+        state: RecurrentState,
+        is_sampled: bool = True,
+        change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Reading:
         """Read at least one byte after `state`.
 
         Args:
             tokens: the bytes.
             state: before them.
             is_sampled: the model itself has chosen them; a count memory does not learn from those.
+            change: of the network's logits (T, V).
         """
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
@@ -85,6 +92,8 @@ class StateReader:
         if reading is None:
             output = self.model(input_ids=input_ids, state=rest, use_cache=True, return_dict=True)
             reading = Reading(output.logits[0], {0: rest, len(tokens): output.state})
+        if change is not None:
+            reading.logits = change(reading.logits)
         if counts is None:
             return reading
         logits = reading.logits.unsqueeze(0)
