@@ -10,6 +10,11 @@ with its next turn (warm), and with the turn after that, when the server was kil
 With `--stock`, the same conversation with models of transformers, of four layers and width 256, in tokens, each of
 which is a byte of their tokenizer. Times are CPU times of the server, so that other processes do not count.
 
+    python scripts/benchmark_serving.py --documents 'project/*.py' 'notes/*.md' --model model_cards/memora-s0-python
+
+With `--documents`, bits per byte of the second of two files of one pattern, alone and after the first one in the same
+session, with an adapter, with a short-term count memory, and with both. Nothing else is measured.
+
 The clients are connections of another process, each of which streams a completion. All are kept alive, as those of
 OpenAI's client are. The model has new weights.
 """
@@ -27,6 +32,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import glob
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -37,14 +44,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 import hf_recurrent
 from hf_recurrent.generation.state_reader import StateReader
-from hf_recurrent.modeling.block.recurrent_state import state_size
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_size
 from hf_recurrent.server.cached_steps import CachedSteps
+from hf_recurrent.server.job import Scores
+from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
 _HEADERS = {"content-type": "application/json"}
 _TURN_BYTES = 20
+_DOCUMENT_BYTES, _PAIRS = 10_000, 3  # at most, of a document and of a pattern
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64}
 STOCK = {
     "mamba": {"state_size": 16, "intermediate_size": 512},
@@ -76,11 +86,17 @@ def main() -> None:
     parser.add_argument("--stock", nargs="+", choices=STOCK, default=[], help="model types of transformers")
     parser.add_argument("--block", type=int, help="tokens that these read at once; see `hf-recurrent serve --help`")
     parser.add_argument("--rounds", type=int, default=2, help="conversations with each of these models")
+    parser.add_argument("--documents", nargs="+", metavar="PATTERN", help="files of one user for each pattern")
+    parser.add_argument("--model", help="directory of a model without a count memory, for --documents")
+    parser.add_argument("--adapter_rank", type=int, nargs="+", default=[16])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if arguments.stock:
         _stock_models(arguments)
+        return
+    if arguments.documents:
+        _second_documents(arguments)
         return
     model = AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset(arguments.preset)).eval()
     # Without an end byte, so that every client gets all of its bytes.
@@ -216,6 +232,45 @@ def _stock_models(arguments: argparse.Namespace) -> None:
         ratio = np.median(times["restart"]) / np.median(times["warm"])
         sizes = f"{state_size(steps.zero):,} | {steps.cached.bytes_per_token:,}"
         print(f"| {kind} | {sizes} | {cold} | {warm} | {restart} | {ratio:.2f} | {again:,} |", flush=True)
+
+
+def _second_documents(arguments: argparse.Namespace) -> None:
+    """Each byte is predicted before anything is learned from it, as in a session of the server."""
+    pairs = []
+    for pattern in arguments.documents:
+        files = [Path(name) for name in sorted(glob(pattern)) if Path(name).is_file()]
+        texts = [text for file in files if len(text := file.read_bytes().replace(b"\0", b"")[:_DOCUMENT_BYTES]) > 2000]
+        np.random.default_rng(0).shuffle(order := [*range(len(texts))])
+        pairs += [(texts[one], texts[two]) for one, two in zip(order[::2], order[1::2], strict=False)][:_PAIRS]
+    print(f"{len(pairs)} pairs\n\n| | bytes of a state | second document alone | after the first one | µs a byte |")
+    print("|---|---|---|---|---|")
+    for counts in (0, 1 << 16):
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, count_memory_slots=counts).eval()
+        for rank in (0, *arguments.adapter_rank):
+            steps = ModelSteps(model, adapter_rank=rank)
+            begin = time.process_time()
+            bits = np.array([_bits_of_second(steps, *pair) for pair in pairs]).sum(0)
+            spent = 1e6 * (time.process_time() - begin) / sum(len(one) + 2 * len(two) for one, two in pairs)
+            alone, after = bits / sum(len(two) - 1 for _, two in pairs)
+            size = state_size(steps.zero) + (4 * steps.adapter.size if rank else 0)
+            name = f"{'counts' if counts else 'network'}{f', adapter of rank {rank}' if rank else ''}"
+            print(f"| {name} | {size:,} | {alone:.3f} | {after:.3f} | {spent:.0f} |", flush=True)
+
+
+@torch.no_grad()
+def _bits_of_second(steps: ModelSteps, first: bytes, second: bytes) -> list[float]:
+    """Bits of a document in a session of its own, and in one that has read another one."""
+
+    def read(text: bytes, state: RecurrentState) -> tuple[float, RecurrentState]:
+        scores = Scores()
+        for begin in range(0, len(text) - 1, steps.slice_length):
+            piece, targets = text[begin:-1][: steps.slice_length], text[begin + 1 :][: steps.slice_length]
+            logits, state = steps.read([*piece], state, targets=[*targets] if steps.adapter else None)
+            scores.add(logits, [*targets])
+        return sum(scores.bits()), state
+
+    _, state = read(first + b"\n", steps.zero)
+    return [read(second, steps.zero)[0], read(second, state)[0]]
 
 
 def _stock_config(kind: str):
