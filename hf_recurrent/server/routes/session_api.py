@@ -201,5 +201,5 @@ def _about(session: Session) -> dict[str, Any]:
 
 def _check_learning(served: ServedModel) -> None:
     if not served.learns:
-        message = "`learns` is true, but this server does not learn; start it with --adapter_rank or --learn."
+        message = "`learns` is true, but this server does not learn; start it with --learn or --adapter_rank."
         raise ApiError(400, message, "learns")
