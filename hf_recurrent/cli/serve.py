@@ -85,16 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens that a model of transformers reads at once; more than 1 is faster "
         "and reads the last answer again (default: 1 on a CPU, 64 elsewhere)",
     )
-    learning = parser.add_argument_group("learning")
-    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
-    learning.add_argument(
-        "--adapter_rank", type=int, default=0, help="each of these sessions has weights of its own (default: 0, none)"
-    )
-    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
-    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
-    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
-    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
-    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
+    _add_learning_arguments(parser)
     parser.add_argument(
         "--processes", type=int, default=1, help="of one port; they share stored texts, not sessions (default: 1)"
     )
@@ -131,6 +122,20 @@ def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
         "--store_bytes", type=int, default=1 << 28, help="bytes in it; the oldest leave (default: 268435456)"
     )
     texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
+
+
+def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
+    """Learning of the model, or of each session."""
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
+    learning.add_argument(
+        "--adapter_rank", type=int, default=0, help="each of these sessions has weights of its own (default: 0, none)"
+    )
+    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
+    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
+    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
+    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
+    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
