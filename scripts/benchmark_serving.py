@@ -1,4 +1,4 @@
-"""Latency and throughput of `hf-recurrent serve`, the latter next to one batch in a bare loop; memory of sessions.
+"""Latency and throughput of `hf-recurrent serve`, the latter next to a bare loop of steps; memory of sessions.
 
     python scripts/benchmark_serving.py --preset memora-s0 --clients 32 --history 6000
 
@@ -10,6 +10,11 @@ with its next turn (warm), and with the turn after that, when the server was kil
 With `--stock`, the same conversation with models of transformers, of four layers and width 256, in tokens, each of
 which is a byte of their tokenizer. Times are CPU times of the server, so that other processes do not count.
 
+    python scripts/benchmark_serving.py --documents 'project/*.py' 'notes/*.md' --model model_cards/memora-s0-python
+
+With `--documents`, bits per byte of the second of two files of one pattern, alone and after the first one in the same
+session, with an adapter, with a short-term count memory, and with both. Nothing else is measured.
+
 The clients are connections of another process, each of which streams a completion. All are kept alive, as those of
 OpenAI's client are. The model has new weights.
 """
@@ -17,7 +22,6 @@ OpenAI's client are. The model has new weights.
 import argparse
 import http.client
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -28,6 +32,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import glob
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -37,14 +43,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import hf_recurrent
-from hf_recurrent.modeling.block.recurrent_state import state_size
+from hf_recurrent.generation.state_reader import StateReader
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_size
 from hf_recurrent.server.cached_steps import CachedSteps
+from hf_recurrent.server.job import Scores
+from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
 _HEADERS = {"content-type": "application/json"}
 _TURN_BYTES = 20
+_DOCUMENT_BYTES, _PAIRS = 10_000, 3  # at most, of a document and of a pattern
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64}
 STOCK = {
     "mamba": {"state_size": 16, "intermediate_size": 512},
@@ -69,17 +79,24 @@ def main() -> None:
     parser.add_argument("--preset", default="memora-s0")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--bytes", type=int, default=400, help="that each client asks for")
+    parser.add_argument("--every_token", action="store_true", help="every byte is an event of its own")
     parser.add_argument("--turns", type=int, default=200, help="requests of one client whose median time is printed")
     parser.add_argument("--idle_sessions", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=6000, help="bytes of a conversation; 0 to leave it out")
     parser.add_argument("--stock", nargs="+", choices=STOCK, default=[], help="model types of transformers")
     parser.add_argument("--block", type=int, help="tokens that these read at once; see `hf-recurrent serve --help`")
     parser.add_argument("--rounds", type=int, default=2, help="conversations with each of these models")
+    parser.add_argument("--documents", nargs="+", metavar="PATTERN", help="files of one user for each pattern")
+    parser.add_argument("--model", help="directory of a model without a count memory, for --documents")
+    parser.add_argument("--adapter_rank", type=int, nargs="+", default=[16])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if arguments.stock:
         _stock_models(arguments)
+        return
+    if arguments.documents:
+        _second_documents(arguments)
         return
     model = AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset(arguments.preset)).eval()
     # Without an end byte, so that every client gets all of its bytes.
@@ -93,30 +110,37 @@ def main() -> None:
 
 
 def _throughput(model, arguments: argparse.Namespace) -> None:
-    bare, served, own_time, load_time, gaps = 0.0, 0.0, math.inf, math.inf, (0.0, math.inf)
-    total = arguments.clients * arguments.bytes
+    limits, rounds, total = [], [], arguments.clients * arguments.bytes
     with tempfile.TemporaryDirectory() as folder:
         _save(model, hf_recurrent.ByteTokenizer(), folder)
         with _server(folder) as server:
             port = server.port
             health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
-                bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
-                before = server.cpu_milliseconds()
-                rate, found, load = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
-                own_time = min(own_time, (server.cpu_milliseconds() - before) / 1000)
-                load_time = min(load_time, load)
-                served, gaps = max(served, rate), min(gaps, found, key=lambda pair: pair[1])
-                print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
+                limits.append(
+                    [_bare_loop(model, arguments.clients, arguments.bytes, draws) for draws in (False, True)]
+                )
+                before = server.cpu_seconds()
+                streamed = (port, arguments.clients, arguments.bytes, arguments.every_token)
+                rate, gaps, own = _in_other_process(_stream_all, *streamed)
+                event_loop, process = (after - old for after, old in zip(server.cpu_seconds(), before, strict=True))
+                rounds.append((rate, total / process, total / (process - event_loop), event_loop, own, *gaps))
+                print(f"load {os.getloadavg()[0]:.1f}, limits {limits[-1]}, {rounds[-1]}", file=sys.stderr)
+    step, bare = np.max(limits, axis=0)
+    served, by_processor, by_scheduler = np.max(rounds, axis=0)[:3]
+    event_loop, own, gap, longest = np.min(rounds, axis=0)[3:]
+    clients = f"{arguments.clients} clients that stream"
     print(f"| `GET /health`, median | {health:.2f} ms |")
     print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
-    print(f"| bytes per second, one batch of {arguments.clients} in a bare loop | {bare:,.0f} |")
-    print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
-    print(f"| ratio | {served / bare:.2f} |")
-    print(f"| bytes per second of processor time of the server, with HTTP | {total / own_time:,.0f} |")
-    print(f"| the same, as a part of the bare loop's | {total / own_time / bare:.2f} |")
-    print(f"| seconds of processor time of the server; of the clients | {own_time:.2f}; {load_time:.2f} |")
-    print(f"| gap between two events of a stream, median; 99 % | {gaps[0]:.0f} ms; {gaps[1]:.0f} ms |")
+    print(f"| {arguments.clients} rows, bytes per second of processor time; with draws | {step:,.0f}; {bare:,.0f} |")
+    print(f"| {clients}, bytes per second of the clock | {served:,.0f} |")
+    print(f"| as a part of the steps; with draws | {served / step:.2f}; {served / bare:.2f} |")
+    print(
+        f"| per second of processor time of the scheduler; of the server | {by_scheduler:,.0f}; {by_processor:,.0f} |"
+    )
+    print(f"| the latter as a part of the steps; with draws | {by_processor / step:.2f}; {by_processor / bare:.2f} |")
+    print(f"| seconds of processor time of the event loop; of the clients | {event_loop:.2f}; {own:.2f} |")
+    print(f"| gap between two events of a stream, median; 99 % | {gap:.0f} ms; {longest:.0f} ms |")
 
 
 def _save(model, tokenizer, folder: str) -> None:
@@ -128,9 +152,11 @@ class _Server(NamedTuple):
     port: int
     process: psutil.Process
 
-    def cpu_milliseconds(self) -> float:
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Of the main thread, which runs the event loop, and of all."""
+        main = next(thread for thread in self.process.threads() if thread.id == self.process.pid)
         times = self.process.cpu_times()
-        return 1000 * (times.user + times.system)
+        return main.user_time + main.system_time, times.user + times.system
 
 
 @contextmanager
@@ -177,12 +203,12 @@ def _conversations(model, tokenizer, size: int, rounds: int, options: tuple[str,
                         if kind == "new connection":  # of another text, so that the next one is still cold
                             new = new[:_TURN_BYTES]
                         body = {"model": "model", "prompt": text + new, "max_tokens": _TURN_BYTES, "logit_bias": bias}
-                        before = server.cpu_milliseconds()
+                        before = server.cpu_seconds()[1]
                         milliseconds, answer = _request(connection, "POST", "/v1/completions", body)
                         if kind == "new connection":
                             continue
                         times[kind].append(milliseconds)
-                        cpu_times[kind].append(server.cpu_milliseconds() - before)
+                        cpu_times[kind].append(1000 * (server.cpu_seconds()[1] - before))
                         if text:  # the last token of an answer was generated, but never read
                             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
                             again += len(text) - 1 - cached
@@ -208,6 +234,45 @@ def _stock_models(arguments: argparse.Namespace) -> None:
         print(f"| {kind} | {sizes} | {cold} | {warm} | {restart} | {ratio:.2f} | {again:,} |", flush=True)
 
 
+def _second_documents(arguments: argparse.Namespace) -> None:
+    """Each byte is predicted before anything is learned from it, as in a session of the server."""
+    pairs = []
+    for pattern in arguments.documents:
+        files = [Path(name) for name in sorted(glob(pattern)) if Path(name).is_file()]
+        texts = [text for file in files if len(text := file.read_bytes().replace(b"\0", b"")[:_DOCUMENT_BYTES]) > 2000]
+        np.random.default_rng(0).shuffle(order := [*range(len(texts))])
+        pairs += [(texts[one], texts[two]) for one, two in zip(order[::2], order[1::2], strict=False)][:_PAIRS]
+    print(f"{len(pairs)} pairs\n\n| | bytes of a state | second document alone | after the first one | µs a byte |")
+    print("|---|---|---|---|---|")
+    for counts in (0, 1 << 16):
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, count_memory_slots=counts).eval()
+        for rank in (0, *arguments.adapter_rank):
+            steps = ModelSteps(model, adapter_rank=rank)
+            begin = time.process_time()
+            bits = np.array([_bits_of_second(steps, *pair) for pair in pairs]).sum(0)
+            spent = 1e6 * (time.process_time() - begin) / sum(len(one) + 2 * len(two) for one, two in pairs)
+            alone, after = bits / sum(len(two) - 1 for _, two in pairs)
+            size = state_size(steps.zero) + (4 * steps.adapter.size if rank else 0)
+            name = f"{'counts' if counts else 'network'}{f', adapter of rank {rank}' if rank else ''}"
+            print(f"| {name} | {size:,} | {alone:.3f} | {after:.3f} | {spent:.0f} |", flush=True)
+
+
+@torch.no_grad()
+def _bits_of_second(steps: ModelSteps, first: bytes, second: bytes) -> list[float]:
+    """Bits of a document in a session of its own, and in one that has read another one."""
+
+    def read(text: bytes, state: RecurrentState) -> tuple[float, RecurrentState]:
+        scores = Scores()
+        for begin in range(0, len(text) - 1, steps.slice_length):
+            piece, targets = text[begin:-1][: steps.slice_length], text[begin + 1 :][: steps.slice_length]
+            logits, state = steps.read([*piece], state, targets=[*targets] if steps.adapter else None)
+            scores.add(logits, [*targets])
+        return sum(scores.bits()), state
+
+    _, state = read(first + b"\n", steps.zero)
+    return [read(second, steps.zero)[0], read(second, state)[0]]
+
+
 def _stock_config(kind: str):
     width, config = 256, STOCK[kind]
     attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 2 * width}
@@ -227,14 +292,14 @@ def _byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @torch.no_grad()
-def _bare_loop(model, rows: int, steps: int) -> float:
-    """Bytes per second of sampling without a server, in processor time, of which it has one core alone."""
-    state, ids = model.init_state(rows), torch.randint(1, 256, (rows, 1))
+def _bare_loop(model, rows: int, steps: int, draws: bool) -> float:
+    """Bytes per second of steps, with or without sampling, in processor time, of which it has one core alone."""
+    state, ids, reader = model.init_state(rows), torch.randint(1, 256, (rows, 1)), StateReader(model)
     begin = time.process_time()
     for _ in range(steps):
-        output = model(ids, state=state, use_cache=True)
-        state = output.state
-        ids = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
+        logits, state = reader.step(ids, state)
+        if draws:
+            ids = torch.multinomial(logits[:, -1].softmax(-1), 1)
     return rows * steps / (time.process_time() - begin)
 
 
@@ -265,7 +330,9 @@ def _request(connection: http.client.HTTPConnection, method: str, path: str, bod
     return milliseconds, json.loads(data)
 
 
-def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, float], float]:
+def _stream_all(
+    port: int, count: int, size: int, every_token: bool = False
+) -> tuple[float, tuple[float, float], float]:
     """Clients that stream at the same time, in one thread that only keeps what comes, so that it costs little.
 
     Returns:
@@ -280,7 +347,7 @@ def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, f
     begin, begin_own = time.perf_counter(), time.process_time()
     for key in [*selector.get_map().values()]:
         body = {"model": "model", "prompt": "A", "max_tokens": size, "seed": key.data, "stream": True}
-        content = json.dumps(body | {"stream_options": {"include_usage": True}})
+        content = json.dumps(body | {"stream_options": {"include_usage": True, "every_token": every_token}})
         head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         key.fileobj.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
     while selector.get_map():

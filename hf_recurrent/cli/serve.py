@@ -85,13 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens that a model of transformers reads at once; more than 1 is faster "
         "and reads the last answer again (default: 1 on a CPU, 64 elsewhere)",
     )
-    learning = parser.add_argument_group("learning")
-    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
-    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
-    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
-    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
-    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
-    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
+    _add_learning_arguments(parser)
     parser.add_argument(
         "--processes", type=int, default=1, help="of one port; they share stored texts, not sessions (default: 1)"
     )
@@ -128,6 +122,20 @@ def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
         "--store_bytes", type=int, default=1 << 28, help="bytes in it; the oldest leave (default: 268435456)"
     )
     texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
+
+
+def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
+    """Learning of the model, or of each session."""
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
+    learning.add_argument(
+        "--adapter_rank", type=int, default=0, help="each of these sessions has weights of its own (default: 0, none)"
+    )
+    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
+    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
+    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
+    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
+    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -186,6 +194,7 @@ def _serve_alone(
             store=arguments.store,
             store_bytes=arguments.store_bytes,
             block=arguments.block,
+            adapter_rank=arguments.adapter_rank,
         ) as scheduler:
             if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
                 print(notice, file=sys.stderr, flush=True)
@@ -246,7 +255,7 @@ def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, "processes", *names)
-    check_at_least(0, arguments, "port", "prefix_bytes", "store_bytes", "stop_seconds")
+    check_at_least(0, arguments, "adapter_rank", "port", "prefix_bytes", "store_bytes", "stop_seconds")
     if arguments.block is not None:
         check_at_least(1, arguments, "block")
     if arguments.port > 65535:
@@ -273,6 +282,8 @@ def _check(arguments: argparse.Namespace) -> str | None:
         raise ValueError("`--share_prefixes` does not go with `--learn` or `--prefix_bytes 0`, which store no texts.")
     if arguments.processes > 1 and (arguments.learn or not hasattr(os, "fork")):
         raise ValueError(f"`--processes` is {arguments.processes}; with `--learn` and on Windows, it must be 1.")
+    if arguments.adapter_rank and (arguments.learn or arguments.processes > 1):
+        raise ValueError("`--adapter_rank` does not go with `--learn`, which changes the model, or `--processes`.")
     if arguments.learn and arguments.output_dir is None:
         raise ValueError("`--learn` needs `--output_dir`, where the checkpoints are written.")
     if arguments.output_dir is not None and not arguments.learn:

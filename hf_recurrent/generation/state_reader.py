@@ -3,7 +3,7 @@
 Shape letters: B streams, T steps, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentForCausalLM
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
-from hf_recurrent.modeling.contexts.counted_predictions import chosen_bytes, take_counts
+from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.compiled_step import CompiledStep
 from hf_recurrent.modeling.step.single_step import find_single_step
 from hf_recurrent.stock_models.with_state import check_recurrent
@@ -69,8 +69,21 @@ class StateReader:
         output = self.model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
         return output.logits[0, -1], output.state
 
-    def read(self, tokens: Sequence[int], state: RecurrentState) -> Reading:
-        """Read at least one byte after `state`, chosen by the model itself if `state` has counts."""
+    def read(
+        self,
+        tokens: Sequence[int],
+        state: RecurrentState,
+        is_sampled: bool = True,
+        change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Reading:
+        """Read at least one byte after `state`.
+
+        Args:
+            tokens: the bytes.
+            state: before them.
+            is_sampled: the model itself has chosen them; a count memory does not learn from those.
+            change: of the network's logits (T, V).
+        """
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
         memory = None if self.model.training else getattr(self.model, "count_memory", None)
@@ -79,10 +92,12 @@ class StateReader:
         if reading is None:
             output = self.model(input_ids=input_ids, state=rest, use_cache=True, return_dict=True)
             reading = Reading(output.logits[0], {0: rest, len(tokens): output.state})
+        if change is not None:
+            reading.logits = change(reading.logits)
         if counts is None:
             return reading
         logits = reading.logits.unsqueeze(0)
-        mixed, counts = self.model.mix_counts(input_ids, counts, logits, slice(None), **chosen_bytes(self.model))
+        mixed, counts = self.model.mix_counts(input_ids, counts, logits, slice(None), sampled=is_sampled)
         # The memory has no states in between.
         return Reading(mixed[0], {0: state, len(tokens): reading.states[len(tokens)] | {STATE_PART: counts}})
 

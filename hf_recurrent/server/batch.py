@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state
+from hf_recurrent.server.adapters import ADAPTER, take_adapter
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.sampling import choose_tokens
@@ -82,25 +83,33 @@ class _JoinedStates:
     def __init__(self, steps: ModelSteps):
         self._steps = steps
         self._state: RecurrentState = {}  # (B, ...)
+        self._adapters: list[torch.Tensor | None] = []  # they do not change while a text is generated
 
     def add(self, states: Sequence[RecurrentState]) -> None:
-        self._state = join_states([*([self._state] if self._state else []), *states])
+        rests, adapters = zip(*map(take_adapter, states), strict=True)
+        self._state = join_states([*([self._state] if self._state else []), *rests])
+        self._adapters += adapters
 
     def step(self, tokens: Sequence[int], are_sampled: Sequence[bool]) -> torch.Tensor:
         """Logits (B, V) after the next token of each row."""
-        logits, self._state = self._steps.step(tokens, self._state, are_sampled)
+        own = {"adapters": self._adapters} if any(each is not None for each in self._adapters) else {}
+        logits, self._state = self._steps.step(tokens, self._state, are_sampled, **own)
         return logits
 
     def row(self, row: int) -> RecurrentState:
-        return select_state(self._state, row)
+        return self._with_adapter(select_state(self._state, row), row)
 
     def rows(self, rows: Collection[int]) -> list[RecurrentState]:
         """Views: copies of single rows cost as much as several steps."""
         parts = {name: part.split(1) for name, part in self._state.items()}
-        return [{name: views[row] for name, views in parts.items()} for row in rows]
+        return [self._with_adapter({name: views[row] for name, views in parts.items()}, row) for row in rows]
 
     def keep(self, rows: Sequence[int]) -> None:
         self._state = select_state(self._state, rows) if rows else {}
+        self._adapters = [self._adapters[row] for row in rows]
+
+    def _with_adapter(self, state: RecurrentState, row: int) -> RecurrentState:
+        return state if self._adapters[row] is None else state | {ADAPTER: self._adapters[row]}
 
 
 class _SeparateStates:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -96,11 +97,7 @@ class FsspecBlobs:
     def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
         if self._is_local:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            partial = f"{path}.{secrets.token_hex(8)}.partial"
-            with open(partial, "xb") as file:
-                file.write(data)
-            os.replace(partial, path)
+            _replace(path, data)
         else:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(path, data)
@@ -133,6 +130,25 @@ class FsspecBlobs:
             info = found.pop(0)
             self._bytes -= info["size"]
             self._files.rm_file(info["name"])
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Write a local file at once.
+
+    `atomic_file` is for one writer, and waits for the disk; here several processes write the same file, each under a
+    name of its own, and may lose it in a power failure. The transactions of fsspec move files from the directory of
+    the system's temporary ones, which may be on another disk, so that readers would see a part.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f"{path}.{secrets.token_hex(8)}.partial"
+    try:
+        with open(partial, "xb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(partial)
+        raise
 
 
 class RedisBlobs:

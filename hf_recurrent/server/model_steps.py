@@ -22,10 +22,11 @@ from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.generation.state_reader import StateReader
 from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype, state_size
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state, state_dtype, state_size
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.single_step import plain_forward, run_single_step
+from hf_recurrent.server.adapters import ADAPTER, AdaptedReading, ReadoutAdapter, take_adapter
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.with_state import with_state
 
@@ -39,6 +40,7 @@ class ModelSteps:
     Args:
         model: a recurrent language model.
         learns: its weights change; a step compiled from them would have to be compiled again each time.
+        adapter_rank: of adapters of texts that learn; 0 for none.
 
     Attributes:
         model: the model.
@@ -47,21 +49,26 @@ class ModelSteps:
         shortest_prefix: tokens of the shortest text whose state is worth keeping.
         is_batched: a step takes several texts.
         keeps_state_at_end: an end token ends an answer, not the text.
+        adapter: of texts that learn; None without.
 
     Raises:
         TypeError: the model has no recurrent state.
+        ValueError: it cannot have adapters.
     """
 
+    adapter: ReadoutAdapter | None = None
     slice_length = _SLICE
     shortest_prefix = 32
     is_batched, keeps_state_at_end = True, False
 
-    def __init__(self, model: PreTrainedModel, learns: bool = False):
+    def __init__(self, model: PreTrainedModel, learns: bool = False, adapter_rank: int = 0):
         self.model, self._learns = with_state(model), learns
         self.zero: RecurrentState = self.model.init_state(1)
         self._device, self._memory = model.device, getattr(self.model, "count_memory", None)
         with self._forward():
             self._reader = StateReader(self.model, longest_chain=_SLICE)
+        if adapter_rank:
+            self.adapter = ReadoutAdapter(self.model, adapter_rank)
 
     @property
     def keeps_answers(self) -> bool:
@@ -79,7 +86,8 @@ class ModelSteps:
 
     def about(self) -> dict[str, Any]:
         """Facts about the model's state for clients."""
-        return {"state_bytes": state_size(self.zero), "batched": self.is_batched}
+        about = {"state_bytes": state_size(self.zero), "batched": self.is_batched}
+        return about if self.adapter is None else about | {"adapter_bytes": 4 * self.adapter.size}
 
     def notice(self, prefix_bytes: int) -> str | None:
         """A line for who starts a server with so many bytes for states; None if there is nothing special."""
@@ -87,7 +95,9 @@ class ModelSteps:
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """The content of a state file; raises a ValueError if the state has NaN or infinite values."""
-        return pack_text_state(self.model, TextState(snapshot.state, [snapshot.pending]))
+        rest, vector = take_adapter(snapshot.state)
+        state = rest if vector is None else snapshot.state
+        return pack_text_state(self.model, TextState(state, [snapshot.pending]), self._check)
 
     def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
         """The inverse of [`pack`].
@@ -95,12 +105,23 @@ class ModelSteps:
         Raises:
             ValueError: the content is damaged, has several texts, or belongs to weights that are not known.
         """
-        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights))
+        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights, self._check))
 
     def _snapshot(self, text: TextState) -> Snapshot:
         if len(text.pending) != 1:
             raise ValueError(f"The body has the states of {len(text.pending)} texts; it must have one.")
-        return Snapshot({name: part.to(self.zero[name]) for name, part in text.state.items()}, text.pending[0])
+        rest, vector = take_adapter(text.state)
+        state = {name: part.to(self.zero[name]) for name, part in rest.items()}
+        return Snapshot(state | ({} if vector is None else {ADAPTER: vector.cpu()}), text.pending[0])
+
+    def _check(self, state: RecurrentState) -> None:
+        """Raise a ValueError unless a state is of this model, with or without an adapter."""
+        rest, vector = (state, None) if self.adapter is None else take_adapter(state)
+        streams = max(len(next(iter(rest.values()), ())), 1)
+        shapes = {name: part.shape for name, part in self.model.init_state(streams, "meta").items()}
+        check_state(rest, shapes, integer_parts=self.model.integer_state_parts)
+        if vector is not None:
+            self.adapter.check(vector)
 
     def computation(self) -> str:
         """Names the weights and the arithmetic: states of equal computations are equal bit for bit.
@@ -118,7 +139,11 @@ class ModelSteps:
         return digest.hexdigest()
 
     def read(
-        self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False
+        self,
+        tokens: Sequence[int],
+        state: RecurrentState,
+        is_sampled: bool = False,
+        targets: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Feed T tokens of one text.
 
@@ -126,29 +151,36 @@ class ModelSteps:
             tokens: to feed.
             state: before them.
             is_sampled: the model itself has chosen them.
+            targets: the T tokens after them, from which the text's adapter learns; None to learn nothing.
 
         Returns:
             The logits (T, V) after each, on the CPU, and the state.
         """
-        rest, counts = take_counts(state, self._memory)
+        rest, vector = take_adapter(state)
+        change = None
+        if vector is not None or targets is not None:
+            change = AdaptedReading(self.adapter, vector, targets)
         with self._forward():
-            reading = self._reader.read(tokens, rest)
-        # The states of a chain are one piece of memory.
-        logits, new = reading.logits, {name: part.clone() for name, part in reading.states[len(tokens)].items()}
-        if counts is not None:
-            mixed, new[STATE_PART] = self._mix([tokens], counts, logits.unsqueeze(0), is_sampled)
-            logits = mixed[0]
-        return logits.cpu(), new
+            reading = self._reader.read(tokens, rest, is_sampled, change)
+        # The states of a chain are one piece of memory; that of the counts is its own.
+        last = reading.states[len(tokens)].items()
+        new = {name: part if name == STATE_PART else part.clone() for name, part in last}
+        return reading.logits.cpu(), new if change is None else new | {ADAPTER: change.vector}
 
     def step(
-        self, tokens: Sequence[int], state: RecurrentState, are_sampled: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        state: RecurrentState,
+        are_sampled: Sequence[bool],
+        adapters: Sequence[torch.Tensor | None] = (),
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Feed the next token of each of B texts.
 
         Args:
             tokens: one of each text.
-            state: of the texts.
+            state: of the texts, without adapters.
             are_sampled: whether the model itself has chosen it, of each token.
+            adapters: of the texts.
 
         Returns:
             The logits (B, V), on the CPU, and the state.
@@ -161,6 +193,9 @@ class ModelSteps:
                 output = self.model(input_ids=input_ids, state=rest, use_cache=True)
                 found = output.logits, output.state
         logits, new = found
+        for row, vector in enumerate(adapters):  # one by one, so that the bits do not depend on the batch
+            if vector is not None:
+                logits[row] = self.adapter.change(logits[row], vector)
         if counts is not None:
             logits, counts = self._mix_rows(input_ids, counts, logits, are_sampled)
             new = new | {STATE_PART: counts}
@@ -196,10 +231,9 @@ class ModelSteps:
         return mixed, new
 
     def _mix(
-        self, tokens: torch.Tensor | Sequence[Sequence[int]], counts: torch.Tensor, logits: torch.Tensor, sampled: bool
+        self, input_ids: torch.Tensor, counts: torch.Tensor, logits: torch.Tensor, sampled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log probabilities (B, T, V) of the model, given the network's logits, and the state of its counts."""
-        input_ids = torch.as_tensor(tokens, device=self._device)
+        """The log probabilities (B, 1, V) of the model, given the network's logits, and the state of its counts."""
         return self.model.mix_counts(input_ids, counts, logits, slice(None), sampled=sampled)
 
     def _forward(self) -> AbstractContextManager:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hf_recurrent.server.adapters import ADAPTER
 from hf_recurrent.server.batch import Batch, Progress
 from hf_recurrent.server.fair_queue import FairQueue
 from hf_recurrent.server.job import Job
@@ -258,7 +259,9 @@ class Scheduler:
         if scores is not None and len(new) > len(piece):
             scores.add_unpredicted()
         if piece:
-            logits, state = self.steps.read(piece, state)
+            adapts = progress.learns and learner is None and self.steps.adapter is not None
+            own = {"targets": new[-len(piece) :]} if adapts else {}
+            logits, state = self.steps.read(piece, state, **own)
             if scores is not None:
                 scores.add(logits, new[-len(piece) :])
         if new:
@@ -310,8 +313,9 @@ class Scheduler:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
         if reason == "end" and self.steps.keeps_state_at_end:  # the end token is part of the text
             snapshot = replace(snapshot, bytes_read=snapshot.bytes_read + 1)
-        elif reason == "end":  # a new episode begins with a zero state
-            snapshot = replace(snapshot, state=self.store.zero, pending=None)
+        elif reason == "end":  # a new episode begins with a zero state; an adapter is of the session
+            lasting = {name: part for name, part in snapshot.state.items() if name == ADAPTER}
+            snapshot = replace(snapshot, state=self.store.zero | lasting, pending=None)
         job.finish_reason = "length" if reason == "length" else "stop"
         self._finish(progress, snapshot, len(job.output) - stop)
 

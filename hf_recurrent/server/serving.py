@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.files import list_checkpoints
@@ -15,9 +16,10 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.generation.arguments import end_token_list
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.server.adapters import ADAPTER
 from hf_recurrent.server.blob_stores import open_blobs
 from hf_recurrent.server.cached_steps import CachedSteps
 from hf_recurrent.server.model_steps import ModelSteps
@@ -33,7 +35,8 @@ from hf_recurrent.server.shared_prefixes import SharedPrefixes
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 
-_WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
+# Properties of a database: the hash of the weights of its states, and the rank of its adapters.
+_WEIGHTS, _RANK = "weights", "adapter_rank"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def serving_scheduler(
     store: str | None = None,
     store_bytes: int = 1 << 28,
     block: int | None = None,
+    adapter_rank: int = 0,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
@@ -82,20 +86,22 @@ def serving_scheduler(
             of `session_dir`, or memory, and nothing is shared.
         store_bytes: of all that is in it.
         block: see [`CachedSteps`], for models of transformers.
+        adapter_rank: see [`ReadoutAdapter`], for models of hf_recurrent that do not learn; 0 for none.
 
     Raises:
         UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
-        ValueError: the sessions belong to other weights, or another process uses a directory.
+        ValueError: the model cannot have adapters, the sessions belong to other weights or have another rank,
+            or another process uses a directory.
         ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
-    steps = _steps(model, tokenizer, learning is not None, block)
+    steps = _steps(model, tokenizer, learning is not None, block, adapter_rank)
     zero = steps.zero
     own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
     blobs = open_blobs(own if store is None else store, store_bytes)
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
-        database = None if session_dir is None else _database(session_dir, zero, model, learner)
+        database = None if session_dir is None else _database(session_dir, steps, learner)
         ends, begin = _end_tokens(model, tokenizer), model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
         computation = steps.computation()
@@ -128,14 +134,16 @@ def serving_scheduler(
                 scheduler.close()
 
 
-def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | None) -> ModelSteps:
+def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | None, rank: int) -> ModelSteps:
     """With a state as ours where the model has one; stock models keep their own cache and arithmetic.
 
     A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
     """
     is_ours = supports_recurrent_state(model) and not isinstance(model, StockModelWithState)
     if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
-        return ModelSteps(model, learns)
+        return ModelSteps(model, learns, rank)
+    if rank:
+        raise ValueError(f"`--adapter_rank` is {rank}; it is for models of hf_recurrent, not {type(model).__name__}.")
     return CachedSteps(model, block)
 
 
@@ -169,12 +177,18 @@ def _learner(model: PreTrainedModel, tokenizer: Any, learning: Learning) -> Sess
     return SessionLearner(learner, learning.directory, save_every=learning.save_every)
 
 
-def _database(
-    directory: Path, zero: RecurrentState, model: PreTrainedModel, learner: SessionLearner | None
-) -> SessionDatabase:
+def _database(directory: Path, steps: ModelSteps, learner: SessionLearner | None) -> SessionDatabase:
     """The sessions of a directory, which have to belong to the model."""
-    database = SessionDatabase(directory, zero)
-    own, stored = weights_hash(model), database.get_property(_WEIGHTS)
+    rank = 0 if steps.adapter is None else steps.adapter.rank
+    database = SessionDatabase(directory, steps.zero | ({ADAPTER: torch.zeros(1, 0)} if rank else {}))
+    kept = database.get_property(_RANK) or (str(rank) if database.get_property(_WEIGHTS) is None else "0")
+    if kept != str(rank):
+        raise ValueError(
+            f"The sessions in {str(directory)!r} were kept with `--adapter_rank {kept}`, and it is {rank} now; give "
+            "the same, or choose another directory."
+        )
+    database.set_property(_RANK, kept)
+    own, stored = weights_hash(steps.model), database.get_property(_WEIGHTS)
     if stored not in (None, own) and (learner is None or stored not in learner.known_weights):
         raise ValueError(
             f"The sessions in {str(directory)!r} belong to other weights; a state works only with the model that "

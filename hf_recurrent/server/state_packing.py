@@ -28,9 +28,12 @@ class StatePacking:
         self.nbytes = len(self.pack(zero))
 
     def pack(self, state: RecurrentState) -> bytes:
-        """The elements of a state."""
-        sizes = np.array([state[name].shape[axis] for name, axis in self._growing.items()], _SIZE).tobytes()
-        return sizes + b"".join(_bytes_of(state[name]) for name in self._zero)
+        """The elements of a state; a part that grows may be missing."""
+        parts = {
+            name: state.get(name, like) if name in self._growing else state[name] for name, like in self._zero.items()
+        }
+        sizes = np.array([parts[name].shape[axis] for name, axis in self._growing.items()], _SIZE).tobytes()
+        return sizes + b"".join(map(_bytes_of, parts.values()))
 
     def unpack(self, data: bytes) -> RecurrentState:
         """The inverse of [`pack`].

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from ..units.own_code import AUTO_MAP_KEY, HUB_ARGUMENTS, OWN_CODE, find_own_unit
 from .configuration_recurrent import packaged
+from .tensor_checks import align_weights
 
 logger = logging.get_logger(__name__)
 
@@ -57,6 +58,8 @@ class SavedCode:
     def from_pretrained(cls, pretrained_model_name_or_path, *arguments: Any, config=None, **kwargs: Any) -> Any:
         """As `transformers.PreTrainedModel.from_pretrained`; the code of a user-defined unit must be trusted.
 
+        On a CPU, weights are aligned for the kernels.
+
         Raises:
             ValueError: the checkpoint has code of a recurrent unit, which is neither trusted nor registered.
         """
@@ -67,7 +70,9 @@ class SavedCode:
                 fields, _ = PreTrainedConfig.get_config_dict(config or pretrained_model_name_or_path, **hub_arguments)
             trusted = bool(kwargs.get("trust_remote_code"))
             find_own_unit(fields, pretrained_model_name_or_path, trusted, **hub_arguments)
-        return super().from_pretrained(pretrained_model_name_or_path, *arguments, config=config, **kwargs)
+        found = super().from_pretrained(pretrained_model_name_or_path, *arguments, config=config, **kwargs)
+        align_weights(found[0] if isinstance(found, tuple) else found)  # a pair with `output_loading_info`
+        return found
 
     def save_pretrained(self, save_directory, *arguments: Any, **kwargs: Any) -> Any:
         """As `transformers.PreTrainedModel.save_pretrained`."""

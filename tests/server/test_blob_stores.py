@@ -1,5 +1,6 @@
 """Stores that processes share: each backend alike, bounded, damaged, and dead; a real Redis where there is one."""
 
+import errno
 import os
 import shutil
 import socket
@@ -93,6 +94,19 @@ def test_several_threads_write_the_same_pieces(address):
     for thread in threads:
         thread.join()
     assert len(blobs.get([f"states/{name}" for name in range(10)])) == 10 and blobs.failures == 0
+
+
+def test_a_piece_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = FsspecBlobs(str(tmp_path), 1 << 20)
+    store.put("states/a", b"1")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(blob_stores.os, "replace", fail)
+        store.put("states/a", b"2")
+    assert store.get(["states/a"]) == {"states/a": b"1"}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a"]
 
 
 def test_damaged_pieces_count_as_none(tmp_path):

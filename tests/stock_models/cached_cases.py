@@ -1,7 +1,9 @@
 """Tiny stock models of every cache class, with random weights."""
 
+import pytest
 import torch
 import transformers
+from packaging.version import Version
 from stock_cases import CASES, stock_model
 
 _HYBRID = {
@@ -36,6 +38,8 @@ VOCAB_SIZE = 300
 
 def cached_model(family: str):
     """A new float32 model without an end token, in evaluation mode."""
+    if family == "recurrent_gemma" and Version(transformers.__version__) < Version("5.21"):
+        pytest.skip("refused with transformers 5.20")
     if family in CASES:
         model = stock_model(family, torch.float32, VOCAB_SIZE)
     else:

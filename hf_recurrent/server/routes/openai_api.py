@@ -23,7 +23,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         "object": "model",
         "created": served.created,
         "owned_by": "hf-recurrent",
-        "learns": served.scheduler.learner is not None,
+        "learns": served.learns,
         "has_chat_template": bool(getattr(served.tokenizer, "chat_template", None)),
     } | served.scheduler.steps.about()
 

@@ -50,6 +50,11 @@ class ServedModel:
         """True if a token is a byte, or a symbol that stands for one."""
         return not isinstance(self.tokenizer, TextTokenizer)
 
+    @property
+    def learns(self) -> bool:
+        """True if sessions may learn: the model, or an adapter of each."""
+        return self.scheduler.learner is not None or self.scheduler.steps.adapter is not None
+
     @cached_property
     def _token_bytes(self) -> list[bytes]:
         if isinstance(self.tokenizer, TextTokenizer):

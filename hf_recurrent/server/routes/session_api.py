@@ -200,5 +200,6 @@ def _about(session: Session) -> dict[str, Any]:
 
 
 def _check_learning(served: ServedModel) -> None:
-    if served.scheduler.learner is None:
-        raise ApiError(400, "`learns` is true, but this server does not learn; start it with --learn.", "learns")
+    if not served.learns:
+        message = "`learns` is true, but this server does not learn; start it with --learn or --adapter_rank."
+        raise ApiError(400, message, "learns")

@@ -56,6 +56,7 @@ def test_save_and_load_give_the_same_outputs(family, tmp_path):
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     assert torch.equal(loaded.eval()(batch()).logits, model(batch()).logits)
+    assert {weight.data_ptr() % 64 for weight in loaded.parameters()} == {0}  # lines of the cache
 
 
 @each_family_and_own_unit
