@@ -274,7 +274,7 @@ class LearnerPlan:
     def weights_file(self) -> bytes:
         """The file of the weights, float32."""
         flat = [self.parameters[name].detach().reshape(-1) for name in self.names]
-        counts = b"" if self.counts is None else self.counts.learned()
+        counts = b"" if self.counts is None or self.counts.is_empty else self.counts.learned()
         return self.file(WEIGHTS_MAGIC, counts + torch.cat(flat).numpy().astype("<f4").tobytes())
 
     def file(self, magic: int, payload: bytes) -> bytes:

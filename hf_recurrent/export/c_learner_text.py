@@ -22,6 +22,7 @@ class Interface(NamedTuple):
         begin: statement that begins a series.
         start: statements of NAME_init.
         allowed: condition for the last saved word, `last`.
+        loaded: last statements of NAME_load.
     """
 
     title: str
@@ -35,6 +36,7 @@ class Interface(NamedTuple):
     begin: str
     start: str
     allowed: str
+    loaded: str = ""
 
 
 def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes: int) -> str:
@@ -49,8 +51,8 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
     saved, weights = plan.saved_bytes, 4 * plan.num_weights
     counts, words = plan.counts, plan.num_trained + max(work, 1) + interface.memory[1] + plan.table_memory[1] + 2
     if counts is not None:
-        weights, words = weights + counts.learned_bytes, words + 256 + words % 2
-        words += counts.memory.state_bytes // 4
+        weights, words = weights + counts.file_bytes, words + 256 + words % 2
+        words += counts.copy_bytes // 4
     ram = saved + 4 * words
     bad_input, no_context = interface.outcomes
     return f"""/*
@@ -99,7 +101,7 @@ def _structs(plan: LearnerPlan, interface: Interface, work: int) -> str:
     memory, alignment = interface.memory[0] + plan.table_memory[0], ""
     if plan.counts is not None:
         arrays.insert(0, f"    uint64_t counts[{plan.counts.size // 8}]; /* the count memory, with its state */")
-        memory += f"    uint64_t copy[{plan.counts.memory.state_bytes // 8}];\n    float network[256];\n"
+        memory += f"    uint64_t copy[{plan.counts.copy_bytes // 8}];\n    float network[256];\n"
         odd = (plan.num_trained + work + interface.memory[1] + plan.table_memory[1]) % 2
         alignment = "\n    uint32_t alignment;" if odd else ""
     fields = "\n".join(arrays)
@@ -201,8 +203,8 @@ static int NAME_update(struct NAME_learner *learner) {{
 def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     """The functions of the header that read and write files."""
     layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, plan.saved_bytes
-    learned = 0 if plan.counts is None else plan.counts.learned_bytes
-    counts = f"memcpy(learner->saved.counts, payload, {learned});\n    " if learned else ""
+    learned = 0 if plan.counts is None else plan.counts.file_bytes
+    counts = "" if plan.counts is None else f"{plan.counts.start}\n    "
     at = f" + {learned}" if learned else ""
     rate = "" if plan.table is None else literal(plan.table.rate)
     table = f"learner->table_learning_rate = {rate};\n    " if rate else ""
@@ -233,5 +235,5 @@ int NAME_load(struct NAME_learner *learner, const void *file, size_t size) {{
     memcpy(&last, payload + {saved - 4}, sizeof last);
     if (!({interface.allowed})) return NAME_BAD_INPUT;
     memcpy(&learner->saved, payload, {saved});
-    return NAME_OK;
+{interface.loaded}    return NAME_OK;
 }}"""

@@ -10,9 +10,6 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
-#endif
 
 /* Contexts of the long-term memory. */
 enum {
@@ -39,13 +36,14 @@ static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
 /* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
 enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
 /* Sets of weights, of which a small context selects one row each; depths of a node that cells tell apart. */
-#if defined(LARGE)
+#ifdef LARGE
 enum { SETS = 17, STACK = 64, DEPTHS = 8, REFINEMENTS = 6, REFINEMENT_BITS = 14, FINALS = 2 };
 static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8,
     256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024, 257 * 3, 4096, 256 * 8, 4096};
 enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8
     + 256 * 8 + 256 * 8 + 16 * 16 * 8 + 8 * 8 * 8 * 8 + 2048 * 2 + 1024 + 257 * 3 + 4096 + 256 * 8 + 4096 };
-#elif defined(SMALL)
+#else
+#ifdef SMALL
 enum { SETS = 5, DEPTHS = 1, REFINEMENTS = 3, REFINEMENT_BITS = 6, FINALS = 1 };
 static const int SET_SIZE[SETS] = {9 * 5, 8 * 8, 64, 32, 24};
 enum { WEIGHT_ROWS = 9 * 5 + 8 * 8 + 64 + 32 + 24 };
@@ -53,6 +51,7 @@ enum { WEIGHT_ROWS = 9 * 5 + 8 * 8 + 64 + 32 + 24 };
 enum { SETS = 7, DEPTHS = 8, REFINEMENTS = 3, REFINEMENT_BITS = 14, FINALS = 1 };
 static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
 enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
+#endif
 #endif
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, KNOTS = 33, CELLS = SOURCES * 3 * DEPTHS * LEVELS * LEVELS };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
@@ -146,7 +145,9 @@ INLINE int limited(int x, int least, int most) { return x < least ? least : x > 
 INLINE float clipped(float x, float least, float most) { return x > least ? x < most ? x : most : least; }
 
 #define LOGITS 3072 /* of 1/256 */
+#ifndef KEEPS_COUNTS
 static const int LEVEL_FROM[LEVELS] = {0, 1, 2, 3, 4, 5, 7, 10, 15, 25, 50};
+#endif
 #ifndef EXPORTED
 static uint16_t squashed[2 * LOGITS]; /* 65536 times the probability of a logit */
 static int16_t stretched[4096];       /* 256 times the logit of a probability */
@@ -224,6 +225,7 @@ INLINE int match_bit(int symbol, int tree, int depth)
     return symbol >= 0 && ((symbol | 256) >> (8 - depth)) == tree ? 1 + (symbol >> (7 - depth) & 1) : 0;
 }
 static const float no_rows[INPUTS];
+#ifndef KEEPS_COUNTS /* a learner in C that begins with counts */
 /* Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing. */
 static void begin_memory(struct memory *m)
 {
@@ -240,6 +242,8 @@ static void begin_memory(struct memory *m)
     for (int64_t i = 0; i < (int64_t)REFINEMENTS * KNOTS << REFINEMENT_BITS; i++)
         m->refinement[i] = squashed[LOGITS + limited(((int)(i % KNOTS) - 16) * 128, -2047, 2047)];
 }
+#endif
+
 /* Blocks of streams and room for results; `Block` in modeling/contexts/count_memory_layout.py. */
 struct block {
     int64_t streams, steps, network_width, first, pending_size;

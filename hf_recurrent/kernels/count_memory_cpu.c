@@ -2,6 +2,9 @@
 #include "count_memory.h"
 #include "count_memory_contexts.h"
 #include "count_memory_coder.h"
+#if defined(__x86_64__) && defined(__GNUC__)
+#define X86_LEVELS 1
+#endif
 
 /* Raise it with every change of the results. */
 #if defined(LARGE)

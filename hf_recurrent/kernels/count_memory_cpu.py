@@ -18,8 +18,7 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-# Of the results of count_memory_cpu.c, count_memory_large_cpu.c and count_memory_small_cpu.c. They differ, since archives
-# name a memory so.
+# Of the results of count_memory_cpu.c and of its large and small form. They differ, since archives name a memory so.
 VERSION, LARGE_VERSION, SMALL_VERSION = 3, 6, 7
 _POINTER = ctypes.c_void_p
 _LEARNS, _INSERTS = 1, 2

@@ -19,6 +19,7 @@ KINDS = {
     "bfloat16": lambda: export(build_model("memora"), numbers="bfloat16"),
     "ngrams": lambda: exported("ngrams"),
     "counts": lambda: exported("counts"),
+    "small counts": lambda: exported("small counts"),
     "vectors": lambda: c_vector_learner(hf.VectorLearner.new(2), "tiny"),
     "targets": exported_targets,
 }
