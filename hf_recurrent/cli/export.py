@@ -88,7 +88,7 @@ def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
         "--numbers",
         choices=NUMBERS,
         help="type of moments and sensitivities: float32 (default), or bfloat16 with stochastic rounding, which takes "
-        "less memory",
+        "less memory; int16: matrices in fixed point too",
     )
     learning.add_argument(
         "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"

@@ -109,6 +109,7 @@ def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "
     if plan.is_narrow:
         text = text.replace("NAME_sensitivities(", "NAME_sensitivities(&learner->saved.random, ")
         functions, calls = functions | {"sensitivities": sensitivities_text()}, f"{calls} NAME_wide( NAME_narrow("
+    calls += " NAME_of_fixed( NAME_to_fixed(" if plan.num_fixed else ""
     helpers = helpers_of("\n".join((text, predict.text, calls)), functions)
     tables_size = learn.table_bytes + predict.table_bytes + (TABLE_BYTES if plan.counts else 0)
     header = header_text(plan, interface, max(learn.size, predict.size), tables_size)
@@ -129,7 +130,7 @@ def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operat
 
 def _update(plan: LearnerPlan) -> str:
     """The function of the optimizer."""
-    text, group = update_text(plan.kind, plan.setting.numbers), plan.setting.dense.param_groups[0]
+    text, group = update_text(plan.kind, plan.setting.numbers, plan.num_fixed), plan.setting.dense.param_groups[0]
     betas = group["betas"] if "betas" in group else (0.0, group.get("alpha", 0.0))
     numbers = {"EPS": group.get("eps", 0.0)}
     for number, beta in enumerate(betas, 1):

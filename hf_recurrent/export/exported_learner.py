@@ -83,8 +83,8 @@ def save_c_learner(
         learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; its optimizer, gradient clipping and
             tokenizer are those of the learner in C.
         folder: must not exist, or be empty.
-        numbers: type of the optimizer's moments and of the sensitivities in memory, "float32" or "bfloat16" with
-            stochastic rounding. The rest is float32.
+        numbers: "float32"; "bfloat16" for the optimizer's moments and the sensitivities in memory; or "int16" for the
+            trained matrices too, in fixed point from -8 to 8. Both round stochastically. The rest is float32.
 
     Raises:
         FileExistsError: the folder has files.

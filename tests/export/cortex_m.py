@@ -15,8 +15,8 @@ CORTEX = {
     "cortex-m4": ["-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16", *_COMMON],
     "cortex-m7": ["-mcpu=cortex-m7", "-mfpu=fpv5-d16", *_COMMON],
 }
-# Of each, the beginning of its large memory, 16 MB. The small one has 4 MB; a program whose stack lies beyond it locks up
-# in its first function.
+# Of each, the beginning of its large memory, 16 MB. The small one has 4 MB; a program whose stack lies beyond it locks
+# up in its first function.
 _BOARDS = {"cortex-m4": ("mps2-an386", 0x21000000), "cortex-m7": ("mps2-an500", 0x60000000)}
 # One nanosecond of the board's time per instruction; its SysTick timer counts at 25 MHz.
 INSTRUCTIONS_PER_TICK = 40
