@@ -16,6 +16,7 @@ from c_learner_cases import (
     CompiledLearner,
     DoubleLearner,
     compile_c,
+    macro,
     write,
 )
 from transformers import AutoModelForCausalLM
@@ -176,6 +177,23 @@ def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     after = other.read(data[120:])
     np.testing.assert_allclose(np.concatenate([before, losses, after]), expected, rtol=1e-5)
     assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
+
+
+@pytest.mark.parametrize("name", ["memora", "sgd", "ngrams", "small counts", "complex"])
+def test_matrices_in_fixed_point_learn_and_move_to_python(name, tmp_path):
+    text = export(build_model(name), *(CASES | COUNTED)[name][2:], numbers="int16")
+    assert macro(text, "LEARNER_BYTES") < 0.9 * macro(exported(name), "LEARNER_BYTES")
+    learner, data = CompiledLearner(text, tmp_path), stream(300)
+    python = python_learner(build_model(name), *(CASES | COUNTED)[name][2:])
+    losses = record_losses(python)
+    python.read(data)
+    np.testing.assert_allclose(learner.read(data), losses, atol=0.2, rtol=0.05)
+    content = learner.save()
+    hf.load_c_state(python, content)
+    assert python.model.get_input_embeddings().weight.mul(1 << 12).frac().abs().max() == 0
+    assert learner.load(hf.save_c_state(python, "int16")) == OK and learner.save()[:12] == content[:12]
+    expected = record_next(python, data[0])
+    np.testing.assert_allclose(learner.learn(data[0])[1], expected, rtol=1e-3)
 
 
 def counted_learners(folder, name, *, zero_network):

@@ -17,6 +17,7 @@ KINDS = {
     "memora": lambda: exported("memora"),
     "complex": lambda: exported("complex"),
     "bfloat16": lambda: export(build_model("memora"), numbers="bfloat16"),
+    "int16": lambda: export(build_model("memora"), numbers="int16"),
     "ngrams": lambda: exported("ngrams"),
     "counts": lambda: exported("counts"),
     "small counts": lambda: exported("small counts"),
