@@ -15,6 +15,7 @@ from hf_recurrent.modeling.contexts.count_memory_mixing import CELL_RATES, COUNT
 
 _LEARNING = Rates(learns=True, inserts=True)
 TABLE_BYTES = 25_600  # constants that the kernel computes when it is loaded
+COPIED_CODE = 4_900  # of functions that compilers copy to where they are called
 BEGINS_BYTES = 8  # after the state: whether the last byte is the first of its episode
 
 
