@@ -8,12 +8,10 @@ the machine disturb little. Bytes of flash are the weights and the code of a Cor
 """
 
 import ctypes
-import subprocess
 import sys
 import tempfile
-import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +204,17 @@ def vector_learner_bytes() -> int:
         return sum(memory(Path(parent, "learner")).values())
 
 
+def cortex_rows() -> Iterator[list[str]]:
+    """Instructions of every learner on every part, where the compiler and QEMU are installed."""
+    for part in ("cortex-m7", "cortex-m4"):
+        try:
+            yield [part, "one sensor, a vector", f"{cortex_instructions(VectorLearner.new(1), 'float32', part):,.0f}"]
+            for name in LEARNERS:
+                yield [part, f"{name}, a byte", f"{cortex_instructions(*learner_of(name), part):,.0f}"]
+        except (OSError, TypeError) as error:
+            yield [part, "left out", type(error).__name__]
+
+
 def main() -> None:
     """Print the tables."""
     parser = option_parser(__doc__, rounds=12)
@@ -213,33 +222,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="bytes of a round")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    began = time.process_time()
-    step, learner = times_of_step(options.rounds, options.steps), times_of_learner(options.rounds, options.steps)
+    learner = times_of_learner(options.rounds, options.steps)
     rows = [
-        ["step of memora-s0, µs: C at -O2 with int8 weights", f"{step['C']:.0f}"],
-        *[[f"… compiled step in Python, {name}", f"{step[name]:.0f}"] for name in ("int8", "float32")],
         ["learner of width 24, µs a byte: C at -O2", f"{learner['C']:.1f}"],
         ["… in Python, stride 1", f"{learner['Python']:.1f}"],
         ["largest relative difference of 10,000 losses, SGD at 3e-5", f"{largest_difference(10_000):.1e}"],
         ["learner of one sensor, bytes of RAM and flash", f"{vector_learner_bytes():,}"],
     ]
-    try:
-        for part in ("cortex-m4", "cortex-m7"):
-            for name in LEARNERS:
-                rows.append(
-                    [f"{part}, instructions a byte: {name}", f"{cortex_instructions(*learner_of(name), part):,.0f}"]
-                )
-            found = cortex_instructions(VectorLearner.new(1), "float32", part)
-            rows.append([f"{part}, instructions a vector: one sensor", f"{found:,.0f}"])
-    except (OSError, TypeError, subprocess.SubprocessError) as error:
-        rows.append(["instructions: left out", f"{type(error).__name__}"])
-    report("Figures", ["", ""], rows)
+    report("Learners", ["", ""], rows)
+    step = times_of_step(options.rounds, options.steps)
+    report("Step of memora-s0", ["", "µs"], [[name, f"{time:.0f}"] for name, time in step.items()])
+    report("Instructions", ["part", "learner", "instructions"], list(cortex_rows()))
     if options.log:
         columns = ["learner", "RAM", "flash", "together", "bits per byte", "order-2 counts, as large", "µs a byte"]
         report(
             f"The first 1,000,000 bytes of {options.log.name}", columns, rows_of_log(options.log.read_bytes()[: 10**6])
         )
-    print(f"{time.process_time() - began:.0f} s of CPU time")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class MemoryShape(NamedTuple):
         window: W, bytes of the short-term memory, a power of two; 0 for none.
         rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
         large: more contexts, sets of weights and refinements; about four times the time.
-        small: fewer cells, rows of weights and knots: 80 kB in place of 4.3 MB.
+        small: fewer cells, rows of weights and knots: 91 kB in place of 4.3 MB.
     """
 
     slots: int
