@@ -13,7 +13,7 @@ import torch
 from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, rows_operations, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
-from hf_recurrent.export.c_learner_counts import COPIED_CODE, TABLE_BYTES, count_plan
+from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES, count_plan
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
@@ -122,11 +122,11 @@ def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "
 def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operations: int) -> Footprint:
     sizes = {macro: int(size) for macro, size in re.findall(r"#define NAME_(\w+_BYTES) (\d+)", header)}
     code = code_bytes(re.sub(r"static const \w+ \w+\[\d+\] = \{.*?\};", "", source, flags=re.DOTALL))
-    code += COPIED_CODE if plan.counts else 0
+    code, stack = (code + COPIED_CODE, STACK_BYTES) if plan.counts else (code, 0)
     operations += update_operations(plan.kind, plan.num_trained)
     if plan.table is not None:
         operations += rows_operations(plan.num_orders, plan.table.width)
-    return Footprint(code, sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], 0, operations)
+    return Footprint(code, sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], stack, operations)
 
 
 def _update(plan: LearnerPlan) -> str:

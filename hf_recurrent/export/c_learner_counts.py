@@ -14,8 +14,9 @@ from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape, Rate
 from hf_recurrent.modeling.contexts.count_memory_mixing import CELL_RATES, COUNT_LEVELS, SQUASHED, STRETCHED
 
 _LEARNING = Rates(learns=True, inserts=True)
-TABLE_BYTES = 25_600  # constants that the kernel computes when it is loaded
+TABLE_BYTES = 23_552  # constants that the kernel computes when it is loaded
 COPIED_CODE = 4_900  # of functions that compilers copy to where they are called
+STACK_BYTES = 13_000  # of a prediction of all bytes
 BEGINS_BYTES = 8  # after the state: whether the last byte is the first of its episode
 
 
@@ -186,7 +187,7 @@ def _kernel_source(shape: MemoryShape, keeps: bool) -> str:
         ("uint16_t", "squashed", SQUASHED),
         ("int16_t", "stretched", STRETCHED * 256),
         ("uint8_t", "level_of", COUNT_LEVELS),
-        ("int32_t", "cell_rate", CELL_RATES),
+        ("uint16_t", "cell_rate", CELL_RATES),
     )
     texts = [
         Table(kind, name, torch.from_numpy(values.astype(np.int64))).definition() for kind, name, values in tables

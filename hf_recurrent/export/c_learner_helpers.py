@@ -1,5 +1,9 @@
 """Functions in C that only an exported learner calls: products with changing weights, backward passes, the update."""
 
+import re
+
+from hf_recurrent.export.c_helpers import HELPERS
+
 _STEP = "(1.0f / 4096)"  # of numbers in fixed point; see `FIXED_SCALE`
 
 LEARNER_HELPERS = {
@@ -16,27 +20,6 @@ static int16_t NAME_to_fixed(float x, uint32_t *random) {
     const int y = (int)x;
     return (int16_t)(y - ((float)y > x));
 }""",
-    "map_fixed": f"""/* y (rows) = table (rows, columns) x, the table in fixed point. */
-static void NAME_map_fixed(const int16_t *table, const float *x, float *y, int rows, int columns) {{
-    for (int row = 0; row < rows; row++, table += columns) {{
-        float sums[8] = {{0.0f}}, total = 0.0f;
-        int i = 0;
-        for (; i + 8 <= columns; i += 8) {{
-            for (int k = 0; k < 8; k++) sums[k] += (float)table[i + k] * x[i + k];
-        }}
-        for (i = columns - columns % 8; i < columns; i++) total += (float)table[i] * x[i];
-        for (int k = 0; k < 8; k++) total += sums[k];
-        y[row] = total * {_STEP};
-    }}
-}}""",
-    "map_back_fixed": f"""/* y (columns) = x (rows) table (rows, columns), the table in fixed point. */
-static void NAME_map_back_fixed(const float *x, const int16_t *table, float *y, int rows, int columns) {{
-    for (int i = 0; i < columns; i++) y[i] = 0.0f;
-    for (int row = 0; row < rows; row++, table += columns) {{
-        const float factor = x[row] * {_STEP};
-        for (int i = 0; i < columns; i++) y[i] += factor * (float)table[i];
-    }}
-}}""",
     "add_scaled": """/* y += factor * x; blocks of fixed length, so that -O2 vectorizes. */
 static void NAME_add_scaled(float factor, const float *restrict x, float *restrict y, int size) {
     int i = 0;
@@ -168,6 +151,20 @@ static uint16_t NAME_narrow(float x, uint32_t *random) {
     }
     return sqrtf(total);
 }""",
+}
+
+
+def _in_fixed_point(text: str, matrix: str) -> str:
+    """A product of which this parameter is in fixed point; its result is `FIXED_SCALE` times what it was."""
+    text = re.sub(rf"const float (\*(?:restrict )?{matrix}\b)", r"const int16_t \1", text)
+    return re.sub(r"NAME_(dot|add_scaled|map_back|map)\(", r"NAME_\1_fixed(", text)
+
+
+LEARNER_HELPERS |= {
+    "dot_fixed": _in_fixed_point(HELPERS["dot"], "x"),
+    "add_scaled_fixed": _in_fixed_point(LEARNER_HELPERS["add_scaled"], "x"),
+    "map_fixed": _in_fixed_point(LEARNER_HELPERS["map"], "table").replace("= NAME_dot", f"= {_STEP} * NAME_dot"),
+    "map_back_fixed": _in_fixed_point(LEARNER_HELPERS["map_back"], "table").replace("x[row]", f"{_STEP} * x[row]"),
 }
 
 
