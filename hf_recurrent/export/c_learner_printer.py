@@ -197,15 +197,22 @@ class LearnerPrinter(CPrinter):
     def _print_matmul(self, node: Node) -> Expression:
         f = node.fields
         rows, depth, width = f["rows"], f["depth"], f["width"]
-        a, of_a, a_type = self._matrix(node.operands[0], rows * depth)
-        b, of_b, b_type = self._matrix(node.operands[1], depth * width)
+        is_outer = depth == 1
+        is_map, is_back = rows == 1 and f["b_depth"] == 1, rows == 1 and f["b_width"] == 1
+        # The matrix of a product with a vector may be in fixed point.
+        matrix = None if is_outer else 1 if is_map or is_back else 0
+        operands = zip(node.operands[:2], (rows * depth, depth * width), strict=True)
+        (a, of_a, a_type), (b, of_b, b_type) = (
+            self._matrix(one, size) if k == matrix else (*self._contiguous(self._read(one, size)), "")
+            for k, (one, size) in enumerate(operands)
+        )
         memory = self._result(node)
         y = f"&{memory.access('0')}"
-        if depth == 1:
+        if is_outer:
             call = f"outer({a}, {b}, {y}, {rows}, {width})"
-        elif rows == 1 and f["b_depth"] == 1:
+        elif is_map:
             call = f"map{b_type}({b}, {a}, {y}, {width}, {depth})"
-        elif rows == 1 and f["b_width"] == 1:
+        elif is_back:
             call = f"map_back{b_type}({a}, {b}, {y}, {depth}, {width})"
         elif width == 1 and f["a_depth"] == 1:
             call = f"map{a_type}({a}, {b}, {y}, {rows}, {depth})"
