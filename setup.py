@@ -22,6 +22,7 @@ COUNTS = [f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_readi
 INCLUDED = {
     "count_memory_cpu": COUNTS,
     "count_memory_large_cpu": [*COUNTS, "count_memory_large", "count_memory_cpu.c"],
+    "count_memory_small_cpu": [*COUNTS, "count_memory_cpu.c"],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel", "thread_pool"],
     "thread_pool_cpu": ["kernel", "thread_pool"],
@@ -36,7 +37,7 @@ INCLUDED = {
 }  # fmt: skip
 FOLDER = "hf_recurrent/kernels"
 # Kernels whose results do not depend on the compiler.
-EXACT = {"count_memory_cpu", "count_memory_large_cpu"}
+EXACT = {"count_memory_cpu", "count_memory_large_cpu", "count_memory_small_cpu"}
 
 kernels = [
     Extension(

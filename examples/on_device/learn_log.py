@@ -1,4 +1,4 @@
-"""Learn a log in 256 KB of RAM and flash, from nothing, and compare with gzip and counts of equal memory.
+"""Learn a log in 256 KB of RAM and flash, from nothing, by a network and counts; beside gzip and plain counts.
 
 python learn_log.py /var/log/syslog
 python learn_log.py                     # lines like those of a small server, which the script makes
@@ -16,8 +16,10 @@ from count_model import CountModel
 from hf_recurrent.evaluation.compressors import COMPRESSORS
 from hf_recurrent.plotting import require_pyplot
 
-SIZES = ("hidden_size=24", "state_size=24", "num_hidden_layers=1")
-EXPORT = ("memora-tiny", "--optim", "rmsprop", "--learning_rate", "3e-3", "--config_overrides", *SIZES)
+SIZES = ("hidden_size=8", "state_size=8", "num_hidden_layers=1")
+COUNTS = {"slots": 64, "text": 1024, "window": 8192, "rows": 0, "small": "true"}
+OVERRIDES = (*SIZES, *(f"count_memory_{name}={value}" for name, value in COUNTS.items()))
+EXPORT = ("memora-tiny", "--optim", "sgd", "--learning_rate", "0.1", "--config_overrides", *OVERRIDES)
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "results" / "on_device_log.png"
 WINDOW = 20_000  # bytes of a mean in the picture
 

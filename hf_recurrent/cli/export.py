@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
         "--numbers",
         choices=NUMBERS,
         help="type of moments and sensitivities: float32 (default), or bfloat16 with stochastic rounding, which takes "
-        "less memory",
+        "less memory; int16: matrices in fixed point too",
     )
     learning.add_argument(
         "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
@@ -200,18 +199,11 @@ def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
         model, tokenizer = load_or_build(arguments)
         check_byte_tokenizer("MODEL", name, tokenizer)
         learner = OnlineLearner(model.float(), tokenizer, **given)
-    save_c_learner(learner, folder, numbers=arguments.numbers or NUMBERS[0])
+    found = save_c_learner(learner, folder, numbers=arguments.numbers or NUMBERS[0])
     _report(folder, "model.c", arguments)
-    print(_sizes(folder / "model.h"), file=sys.stderr)
-
-
-def _sizes(header: Path) -> str:
-    """Of memory, from the macros of a header."""
-    sizes = dict(re.findall(r"#define MODEL_(\w+) (\d+)", header.read_text()))
-    ram, tables, weights, saved = (
-        int(sizes[name]) for name in ("LEARNER_BYTES", "TABLE_BYTES", "WEIGHTS_FILE_SIZE", "SAVED_SIZE")
-    )
-    return f"RAM {ram:,} bytes; flash {tables + weights:,} bytes and the code; saved state {saved:,} bytes"
+    stack = f" and {found.stack:,} on the stack" * bool(found.stack)
+    flash = f"flash {found.constants:,} bytes and the code, about {found.code:,}"
+    print(f"RAM {found.ram:,} bytes{stack}; {flash}", file=sys.stderr)
 
 
 main = command(build_parser, _export)

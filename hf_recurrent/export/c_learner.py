@@ -13,7 +13,7 @@ import torch
 from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, rows_operations, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
-from hf_recurrent.export.c_learner_counts import TABLE_BYTES, count_plan
+from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES, count_plan
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
@@ -109,6 +109,7 @@ def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "
     if plan.is_narrow:
         text = text.replace("NAME_sensitivities(", "NAME_sensitivities(&learner->saved.random, ")
         functions, calls = functions | {"sensitivities": sensitivities_text()}, f"{calls} NAME_wide( NAME_narrow("
+    calls += " NAME_of_fixed( NAME_to_fixed(" if plan.num_fixed else ""
     helpers = helpers_of("\n".join((text, predict.text, calls)), functions)
     tables_size = learn.table_bytes + predict.table_bytes + (TABLE_BYTES if plan.counts else 0)
     header = header_text(plan, interface, max(learn.size, predict.size), tables_size)
@@ -120,16 +121,17 @@ def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "
 
 def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operations: int) -> Footprint:
     sizes = {macro: int(size) for macro, size in re.findall(r"#define NAME_(\w+_BYTES) (\d+)", header)}
-    code = re.sub(r"static const \w+ \w+\[\d+\] = \{.*?\};", "", source, flags=re.DOTALL)
+    code = code_bytes(re.sub(r"static const \w+ \w+\[\d+\] = \{.*?\};", "", source, flags=re.DOTALL))
+    code, stack = (code + COPIED_CODE, STACK_BYTES) if plan.counts else (code, 0)
     operations += update_operations(plan.kind, plan.num_trained)
     if plan.table is not None:
         operations += rows_operations(plan.num_orders, plan.table.width)
-    return Footprint(code_bytes(code), sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], 0, operations)
+    return Footprint(code, sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], stack, operations)
 
 
 def _update(plan: LearnerPlan) -> str:
     """The function of the optimizer."""
-    text, group = update_text(plan.kind, plan.setting.numbers), plan.setting.dense.param_groups[0]
+    text, group = update_text(plan.kind, plan.setting.numbers, plan.num_fixed), plan.setting.dense.param_groups[0]
     betas = group["betas"] if "betas" in group else (0.0, group.get("alpha", 0.0))
     numbers = {"EPS": group.get("eps", 0.0)}
     for number, beta in enumerate(betas, 1):

@@ -1,6 +1,25 @@
 """Functions in C that only an exported learner calls: products with changing weights, backward passes, the update."""
 
+import re
+
+from hf_recurrent.export.c_helpers import HELPERS
+
+_STEP = "(1.0f / 4096)"  # of numbers in fixed point; see `FIXED_SCALE`
+
 LEARNER_HELPERS = {
+    "of_fixed": f"""/* Of a number in fixed point, from -8 to 8. */
+static float NAME_of_fixed(int16_t x) {{
+    return (float)x * {_STEP};
+}}""",
+    "to_fixed": """/* To fixed point by stochastic rounding: the mean over `random` is x. */
+static int16_t NAME_to_fixed(float x, uint32_t *random) {
+    *random ^= *random << 13;
+    *random ^= *random >> 17;
+    *random ^= *random << 5;
+    x = fmaxf(-32768.0f, fminf(32767.0f, x * 4096.0f + (float)(*random >> 8) * (1.0f / 16777216)));
+    const int y = (int)x;
+    return (int16_t)(y - ((float)y > x));
+}""",
     "add_scaled": """/* y += factor * x; blocks of fixed length, so that -O2 vectorizes. */
 static void NAME_add_scaled(float factor, const float *restrict x, float *restrict y, int size) {
     int i = 0;
@@ -135,6 +154,20 @@ static uint16_t NAME_narrow(float x, uint32_t *random) {
 }
 
 
+def _in_fixed_point(text: str, matrix: str) -> str:
+    """A product of which this parameter is in fixed point; its result is `FIXED_SCALE` times what it was."""
+    text = re.sub(rf"const float (\*(?:restrict )?{matrix}\b)", r"const int16_t \1", text)
+    return re.sub(r"NAME_(dot|add_scaled|map_back|map)\(", r"NAME_\1_fixed(", text)
+
+
+LEARNER_HELPERS |= {
+    "dot_fixed": _in_fixed_point(HELPERS["dot"], "x"),
+    "add_scaled_fixed": _in_fixed_point(LEARNER_HELPERS["add_scaled"], "x"),
+    "map_fixed": _in_fixed_point(LEARNER_HELPERS["map"], "table").replace("= NAME_dot", f"= {_STEP} * NAME_dot"),
+    "map_back_fixed": _in_fixed_point(LEARNER_HELPERS["map_back"], "table").replace("x[row]", f"{_STEP} * x[row]"),
+}
+
+
 def sensitivities_text() -> str:
     """NAME_sensitivities with sensitivities in bfloat16."""
     text = LEARNER_HELPERS["sensitivities"]
@@ -146,31 +179,43 @@ def sensitivities_text() -> str:
     return text.replace("AT", "(long)(c * all + row) * columns + i")
 
 
-def update_text(kind: str, numbers: str) -> str:
-    """The function of an optimizer.
+def update_text(kind: str, numbers: str, num_fixed: int = 0) -> str:
+    """The functions of an optimizer: of weights as floats, and of those in fixed point where there are some.
 
     β, log β and 1 - β of its moments stand there as BETA, LOG_BETA and REST, with 1 or 2 at the end, and ε as EPS.
 
     Args:
         kind: of the optimizer.
-        numbers: "float32" or "bfloat16", the type of the moments.
+        numbers: of [`LearnerSetting`].
+        num_fixed: weights in fixed point, which come first.
     """
+    weights = f"float *restrict weights = learner->saved.weights + begin{f' - {num_fixed}' if num_fixed else ''};"
+    texts = [_change(kind, "", weights, numbers != "float32")]
+    if num_fixed:
+        texts.append(_change(kind, "_fixed", "int16_t *restrict weights = learner->saved.fixed + begin;", True))
+    return "\n\n".join(texts)
+
+
+def _change(kind: str, suffix: str, weights: str, narrow: bool) -> str:
     comment, moments, rates, statements = _UPDATES[kind]
-    narrow = numbers == "bfloat16"
     lines, before, after = [], [], []
     for moment in moments:
         lines.append(f"{'uint16_t' if narrow else 'float'} *restrict {moment}s = learner->saved.{moment} + begin;")
         before.append(f"float {moment} = {f'NAME_wide({moment}s[i])' if narrow else f'{moment}s[i]'};")
         value = f"NAME_narrow({moment}, &learner->saved.random)" if narrow else moment
         after.append(f"{moment}s[i] = {value};")
+    if suffix:
+        *statements, last = statements
+        change = last.removeprefix("weights[i] -= ").removesuffix(";")
+        after.append(f"weights[i] = NAME_to_fixed(NAME_of_fixed(weights[i]) - {change}, &learner->saved.random);")
     head = "".join(f"    {line}\n" for line in (*lines, *rates))
     body = [*before, *statements, *after]
     # -O2 vectorizes blocks of fixed length; random numbers come one after another.
-    loop = _whole(body) if narrow else _in_blocks(body)
+    loop = _whole(body) if suffix or (narrow and moments) else _in_blocks(body)
     return f"""/* {comment} */
-static void NAME_change(struct NAME_learner *learner, long begin, long size, float factor, float scale) {{
+static void NAME_change{suffix}(struct NAME_learner *learner, long begin, long size, float factor, float scale) {{
     const float *restrict gradient = learner->gradient + begin;
-    float *restrict weights = learner->saved.weights + begin;
+    {weights}
 {head}{loop}}}"""
 
 

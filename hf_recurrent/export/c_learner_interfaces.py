@@ -19,9 +19,6 @@ def token_interface(vocab_size: int, end: int | None, predict: str, counts: Coun
     texts = {"PREDICT": indented(predict), "END": str(-1 if end is None else end)}
     texts |= dict.fromkeys(_COUNTED, "") if counts is None else _COUNTED
     functions = re.sub(r"\b([A-Z]{3,})\b", lambda match: texts.get(match[1], match[1]), _TOKENS)
-    if counts is not None:
-        places = {"STATE": counts.offsets["state"], "BEGIN": counts.size - BEGINS_BYTES}
-        functions = re.sub(r"\b(STATE|BEGIN)\b", lambda match: str(places[match[1]]), functions)
     functions = re.sub(r"\n\n(?=    [^ ]|        const int outcome|    \})", "\n", functions)
     return Interface(
         title="A recurrent model that learns from a stream, one token after another",
@@ -41,17 +38,19 @@ int NAME_learn(struct NAME_learner *learner, int token, float *nats);""",
         begin="learner->saved.last = -1;",
         start="learner->saved.last = -1;",
         allowed="last >= -1 && last < NAME_VOCAB_SIZE",
+        loaded="" if counts is None else _LOADED.replace("BEGIN", str(counts.size - BEGINS_BYTES)),
     )
 
 
 _COUNTED = {
     "MIX": "    NAME_mix(learner, id, logits);",
     "BEFORE": "        NAME_network(learner, (int)learner->saved.last, learner->network);",
-    "AFTER": """        unsigned char *counts = (unsigned char *)learner->saved.counts;
-        NAME_count(counts, counts + STATE, counts[BEGIN], (int)learner->saved.last, token, learner->network, nats, 0);
-        counts[BEGIN] = 0;""",
-    "BEGINS": "        ((unsigned char *)learner->saved.counts)[BEGIN] = 1;",
+    "AFTER": "        NAME_count(learner, (int)learner->saved.last, token, learner->network, nats, 0);",
+    "BEGINS": "        NAME_begin_episode(learner);",
 }
+_LOADED = """    /* As Python saves it. */
+    if (((unsigned char *)learner->saved.counts)[BEGIN]) NAME_begin_episode(learner);
+"""
 _TOKENS = """/* The network's logits of the token after `id`. */
 static void NAME_network(struct NAME_learner *learner, int id, float *logits) {
 PREDICT

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from hf_recurrent.export.c_learner_counts import CountPlan
@@ -24,6 +25,7 @@ from hf_recurrent.online.learner import OnlineLearner
 
 SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
+FIXED_SCALE = 1 << 12  # of weights in fixed point, from -8 to 8
 FIRST_RANDOM = 2463534242  # Marsaglia 2003, "Xorshift RNGs"
 _KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop", torch.optim.SGD: "sgd"}
 _ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered", "nesterov")  # settings that C does not have
@@ -36,11 +38,40 @@ class Part(NamedTuple):
         field: its name.
         size: elements.
         is_half: True for bfloat16.
+        is_fixed: True for integers of 16 bits, `FIXED_SCALE` times the number.
     """
 
     field: str
     size: int
     is_half: bool = False
+    is_fixed: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        """True for 16 bits."""
+        return self.is_half or self.is_fixed
+
+    @property
+    def type(self) -> str:
+        """Of an element in C."""
+        return "int16_t" if self.is_fixed else "uint16_t" if self.is_half else "float"
+
+    def encode(self, tensor: torch.Tensor) -> bytes:
+        """The array as it lies in the struct."""
+        tensor = tensor.reshape(-1).float()
+        if self.is_fixed:
+            return (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1).numpy().astype("<i2").tobytes()
+        if self.is_half:
+            return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
+        return tensor.numpy().astype("<f4").tobytes()
+
+    def decode(self, payload: bytes, at: int) -> torch.Tensor:
+        """The elements, float32, that begin at a byte."""
+        array = np.frombuffer(payload, "<i2" if self.is_short else "<f4", self.size, at)
+        if not self.is_short:
+            return torch.from_numpy(array.astype(np.float32))
+        shorts = torch.from_numpy(array.astype(np.int16))
+        return shorts / FIXED_SCALE if self.is_fixed else shorts.view(torch.bfloat16).float()
 
 
 class TrainedTable(NamedTuple):
@@ -68,8 +99,8 @@ class LearnerSetting:
             joined with [`RowwiseAdagrad`] for a table of n-grams.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         end: the token that ends an episode; None if there is none.
-        numbers: type of the optimizer's moments and of the sensitivities: "float32", or "bfloat16" with stochastic
-            rounding. Weights, gradients and the state are always float32.
+        numbers: "float32"; "bfloat16" for the optimizer's moments and the sensitivities, or "int16" for the trained
+            matrices too, in fixed point, all with stochastic rounding. Gradients and the state are always float32.
     """
 
     optimizer: torch.optim.Optimizer
@@ -157,6 +188,7 @@ class LearnerPlan:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
         names, trained: of all parameters and of the trained ones, in order.
         num_trained, num_weights: elements; the former without tables.
+        num_fixed: those of the first trained parameters, which are in fixed point.
         num_orders: rows of a table of n-grams that are read for a token.
         table: of n-grams, if one learns.
         fields: name of a part of the state or of the sensitivities → field of the struct and elements.
@@ -175,6 +207,9 @@ class LearnerPlan:
         self.kind = _KINDS[type(setting.dense)]
         self.parameters = block.parameters
         self.trained = trained = list(block.gradients)
+        matrices = [name for name in trained if setting.numbers == "int16" and self.parameters[name].dim() > 1]
+        trained.sort(key=lambda name: name not in matrices)
+        self.num_fixed = sum(self.parameters[name].numel() for name in matrices)
         self.names = [*trained, *(name for name in self.parameters if name not in block.gradients)]
         self.num_orders = len(getattr(block.rule.model.config, "ngram_orders", None) or ())
         self.offsets, at = {}, 0
@@ -211,7 +246,7 @@ class LearnerPlan:
             if parameter not in rate_of:
                 raise ValueError(f"`setting.optimizer` does not have the parameter `{name}`.")
             factor, end = rate_of[parameter] / self.learning_rate, begin + parameter.numel()
-            if segments and segments[-1][2] == factor:
+            if segments and segments[-1][2] == factor and begin != self.num_fixed:
                 begin = segments.pop()[0]
             segments.append((begin, end, factor))
         yield from segments
@@ -224,21 +259,40 @@ class LearnerPlan:
     @property
     def is_narrow(self) -> bool:
         """True if moments and sensitivities are bfloat16."""
-        return self.setting.numbers == "bfloat16"
+        return self.setting.numbers != "float32"
+
+    @property
+    def weight_parts(self) -> list[Part]:
+        """Arrays of weights, in the order of the struct."""
+        parts = [Part("weights", self.num_weights - self.num_fixed)]
+        return [*parts, Part("fixed", self.num_fixed, is_fixed=True)] if self.num_fixed else parts
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the file of weights, without counts."""
+        return sum(part.size * (2 if part.is_short else 4) for part in self.weight_parts)
+
+    def split_weights(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Field → its elements, of all weights in the order of `names`."""
+        return {"fixed": flat[: self.num_fixed], "weights": flat[self.num_fixed :]}
+
+    def join_weights(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The opposite of [`split_weights`]."""
+        return torch.cat([values[name] for name in ("fixed", "weights") if name in values])
 
     @property
     def parts(self) -> list[Part]:
         """Arrays of `struct NAME_saved`, in order; 16-bit ones are last, and their number is even."""
-        parts = [Part("weights", self.num_weights), *(Part(m, self.num_trained, self.is_narrow) for m in self.moments)]
+        parts = self.weight_parts + [Part(m, self.num_trained, self.is_narrow) for m in self.moments]
         for name, (field, size) in self.fields.items():
             parts.append(Part(field, size, self.is_narrow and name.startswith("carried")))
         parts += [Part(name, size) for name, size in self.scales.items()]
-        if sum(part.size for part in parts if part.is_half) % 2:
+        if sum(part.size for part in parts if part.is_short) % 2:
             parts.append(Part("unused", 1, is_half=True))
-        words = sum(part.size if part.is_half else 2 * part.size for part in parts) // 2
+        words = sum(part.size if part.is_short else 2 * part.size for part in parts) // 2
         if (words + 3 + self.is_narrow) % 2 and self.counts is not None:
             parts.append(Part("alignment", 1))  # after the integers of 64 bits of a count memory
-        return sorted(parts, key=lambda part: part.is_half)
+        return sorted(parts, key=lambda part: part.is_short)
 
     @property
     def table_memory(self) -> tuple[str, int]:
@@ -253,7 +307,7 @@ class LearnerPlan:
     @property
     def saved_bytes(self) -> int:
         """Size of `struct NAME_saved`."""
-        size = sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        size = sum(part.size * (2 if part.is_short else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
         return size + (0 if self.counts is None else self.counts.size)
 
     @property
@@ -269,13 +323,15 @@ class LearnerPlan:
         """For a printer, with the C text of further inputs of the graph."""
         fields = {name: f"learner->saved.{field}[{{}}]" for name, (field, _) in self.fields.items()}
         parameters = [(self.parameters[name].detach(), at) for name, at in self.offsets.items()]
-        return Layout(parameters, fields | dict(inputs))
+        return Layout(parameters, fields | dict(inputs), self.num_fixed)
 
     def weights_file(self) -> bytes:
-        """The file of the weights, float32."""
-        flat = [self.parameters[name].detach().reshape(-1) for name in self.names]
-        counts = b"" if self.counts is None else self.counts.learned()
-        return self.file(WEIGHTS_MAGIC, counts + torch.cat(flat).numpy().astype("<f4").tobytes())
+        """The file of the weights."""
+        flat = torch.cat([self.parameters[name].detach().reshape(-1) for name in self.names])
+        fields = self.split_weights(flat)
+        counts = b"" if self.counts is None or self.counts.is_empty else self.counts.learned()
+        weights = b"".join(part.encode(fields[part.field]) for part in self.weight_parts)
+        return self.file(WEIGHTS_MAGIC, counts + weights)
 
     def file(self, magic: int, payload: bytes) -> bytes:
         """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and the payload."""

@@ -21,10 +21,12 @@ class Layout(NamedTuple):
     Args:
         parameters: weights in memory, and their offsets in the array of weights; gradients have the same ones.
         inputs: name of an input of the graph → C text of its element, with {} for the offset.
+        num_fixed: weights below this offset are matrices in fixed point.
     """
 
     parameters: list[tuple[Tensor, int]]
     inputs: Mapping[str, str]
+    num_fixed: int = 0
 
 
 class LearnerPrinter(CPrinter):
@@ -39,6 +41,7 @@ class LearnerPrinter(CPrinter):
     def __init__(self, graph: StepGraph, layout: Layout, first_table: int = 0):
         super().__init__(graph, {}, first_table)
         self._parameters = {weight.data_ptr(): (weight, offset) for weight, offset in layout.parameters}
+        self._num_fixed = layout.num_fixed
         self._weights: dict[int, Memory] = {}
         self._plain: set[int] = set()
         self._targets: dict[Buffer, Memory] = {}  # results that are written where a gradient lies
@@ -137,8 +140,21 @@ class LearnerPrinter(CPrinter):
         if weight.numel() != values.numel():
             raise UnsupportedOp("a part of a weight")
         if offset not in self._weights:
-            self._weights[offset] = self._new_plain(weight.numel(), f"learner->saved.weights[{offset} + {{}}]")
+            place = offset - self._num_fixed
+            if place < 0:
+                text = f"NAME_of_fixed(learner->saved.fixed[{offset} + {{}}])"
+                self._weights[offset] = self._new_memory(weight.numel(), text.format)
+            else:
+                self._weights[offset] = self._new_plain(weight.numel(), f"learner->saved.weights[{place} + {{}}]")
         return self._weights[offset]
+
+    def _matrix(self, operand: Slice, size: int) -> tuple[str, int, str]:
+        """C text of a matrix, the number of its memory, and the end of names of functions that read its type."""
+        buffer, start = operand
+        constant = None if buffer.constant is None else self._parameters.get(buffer.constant.data_ptr())
+        if constant is not None and constant[1] < self._num_fixed:
+            return f"&learner->saved.fixed[{constant[1] + start}]", self._place_of(buffer.constant).number, "_fixed"
+        return *self._contiguous(self._read(operand, size)), ""
 
     def _vector(self, operand: Slice | None) -> str:
         place = None if operand is None or operand[0].constant is None else self._place_of(operand[0].constant)
@@ -181,18 +197,25 @@ class LearnerPrinter(CPrinter):
     def _print_matmul(self, node: Node) -> Expression:
         f = node.fields
         rows, depth, width = f["rows"], f["depth"], f["width"]
-        a, of_a = self._contiguous(self._read(node.operands[0], rows * depth))
-        b, of_b = self._contiguous(self._read(node.operands[1], depth * width))
+        is_outer = depth == 1
+        is_map, is_back = rows == 1 and f["b_depth"] == 1, rows == 1 and f["b_width"] == 1
+        # The matrix of a product with a vector may be in fixed point.
+        matrix = None if is_outer else 1 if is_map or is_back else 0
+        operands = zip(node.operands[:2], (rows * depth, depth * width), strict=True)
+        (a, of_a, a_type), (b, of_b, b_type) = (
+            self._matrix(one, size) if k == matrix else (*self._contiguous(self._read(one, size)), "")
+            for k, (one, size) in enumerate(operands)
+        )
         memory = self._result(node)
         y = f"&{memory.access('0')}"
-        if depth == 1:
+        if is_outer:
             call = f"outer({a}, {b}, {y}, {rows}, {width})"
-        elif rows == 1 and f["b_depth"] == 1:
-            call = f"map({b}, {a}, {y}, {width}, {depth})"
-        elif rows == 1 and f["b_width"] == 1:
-            call = f"map_back({a}, {b}, {y}, {depth}, {width})"
+        elif is_map:
+            call = f"map{b_type}({b}, {a}, {y}, {width}, {depth})"
+        elif is_back:
+            call = f"map_back{b_type}({a}, {b}, {y}, {depth}, {width})"
         elif width == 1 and f["a_depth"] == 1:
-            call = f"map({a}, {b}, {y}, {rows}, {depth})"
+            call = f"map{a_type}({a}, {b}, {y}, {rows}, {depth})"
         else:
             raise UnsupportedOp("a product of two matrices")
         return self._rowwise(call, 1, memory, {of_a, of_b})
@@ -223,9 +246,10 @@ class LearnerPrinter(CPrinter):
     def _print_lookup(self, node: Node) -> Expression:
         self._check_byte(node, 1, "ids")
         height, width = node.fields["height"], node.fields["width"]
-        table, number = self._contiguous(self._read(node.operands[0], height * width))
-        memory = self._new_scratch(width)
-        text = f"for (int i = 0; i < {width}; i++) {memory.access('i')} = ({table})[(long)id * {width} + i];"
+        table, number, kind = self._matrix(node.operands[0], height * width)
+        memory, element = self._new_scratch(width), f"({table})[(long)id * {width} + i]"
+        element = f"NAME_of_fixed({element})" if kind else element
+        text = f"for (int i = 0; i < {width}; i++) {memory.access('i')} = {element};"
         self._state(text, memory, {number})
         return memory.expression()
 

@@ -14,7 +14,6 @@ from hf_recurrent.export.c_learner_plan import (
     HEADER_BYTES,
     SAVED_MAGIC,
     LearnerPlan,
-    Part,
     learner_setting,
 )
 from hf_recurrent.export.formats import NUMBERS
@@ -56,7 +55,7 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
         read = learner.bytes_read % (1 << 32)
     states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
     zeros = [torch.zeros_like(plan.parameters[name]) for name in plan.trained]
-    values = {"weights": _joined(plan.parameters[name].detach() for name in plan.names)} | scales
+    values = plan.split_weights(_joined(plan.parameters[name].detach() for name in plan.names)) | scales
     for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
         values[field] = _joined(of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True))
     # In C, the state is zero as soon as an episode begins.
@@ -67,7 +66,7 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
             if name != STATE_PART
         }
     counts = b"" if plan.counts is None else plan.counts.encoded(stream.state[STATE_PART], begins and last >= 0)
-    payload = counts + b"".join(_encoded(values.get(part.field, torch.zeros(part.size)), part) for part in plan.parts)
+    payload = counts + b"".join(part.encode(values.get(part.field, torch.zeros(part.size))) for part in plan.parts)
     random = [FIRST_RANDOM] if plan.is_narrow else []
     words = [*random, min(learner.updates, _LARGEST_COUNT), read, last % (1 << 32)]
     return plan.file(SAVED_MAGIC, payload + np.array(words, dtype="<u4").tobytes())
@@ -90,7 +89,7 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     updates, read = np.frombuffer(payload[-12:-4], dtype="<u4").tolist()
     last = int.from_bytes(payload[-4:], "little", signed=True)
     with torch.no_grad():
-        for name, part in zip(plan.names, values["weights"].split(_sizes(plan, plan.names)), strict=True):
+        for name, part in zip(plan.names, plan.join_weights(values).split(_sizes(plan, plan.names)), strict=True):
             plan.parameters[name].copy_(part.view_as(plan.parameters[name]))
     trained = plan.trained if plan.moments else []
     states = {plan.parameters[name]: {"step": torch.tensor(float(updates))} for name in trained}
@@ -123,25 +122,12 @@ def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _encoded(tensor: torch.Tensor, part: Part) -> bytes:
-    """An array as it lies in the struct."""
-    tensor = tensor.reshape(-1).float()
-    if part.is_half:
-        return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
-    return tensor.numpy().astype("<f4").tobytes()
-
-
 def _decoded(payload: bytes, plan: LearnerPlan) -> dict[str, torch.Tensor]:
     """Field → its elements, float32."""
     values, at = {}, 0
     for part in plan.parts:
-        kind, size = ("<i2", 2) if part.is_half else ("<f4", 4)
-        array = np.frombuffer(payload, kind, part.size, at)
-        at += size * part.size
-        if part.is_half:
-            values[part.field] = torch.from_numpy(array.astype(np.int16)).view(torch.bfloat16).float()
-        else:
-            values[part.field] = torch.from_numpy(array.astype(np.float32))
+        values[part.field] = part.decode(payload, at)
+        at += part.size * (2 if part.is_short else 4)
     return values
 
 

@@ -22,6 +22,7 @@ class Interface(NamedTuple):
         begin: statement that begins a series.
         start: statements of NAME_init.
         allowed: condition for the last saved word, `last`.
+        loaded: last statements of NAME_load.
     """
 
     title: str
@@ -35,6 +36,7 @@ class Interface(NamedTuple):
     begin: str
     start: str
     allowed: str
+    loaded: str = ""
 
 
 def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes: int) -> str:
@@ -46,11 +48,11 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
         work: elements of memory for intermediate results.
         table_bytes: of constants in the source file.
     """
-    saved, weights = plan.saved_bytes, 4 * plan.num_weights
+    saved, weights = plan.saved_bytes, plan.weight_bytes
     counts, words = plan.counts, plan.num_trained + max(work, 1) + interface.memory[1] + plan.table_memory[1] + 2
     if counts is not None:
-        weights, words = weights + counts.learned_bytes, words + 256 + words % 2
-        words += counts.memory.state_bytes // 4
+        weights, words = weights + counts.file_bytes, words + 256 + words % 2
+        words += counts.copy_bytes // 4
     ram = saved + 4 * words
     bad_input, no_context = interface.outcomes
     return f"""/*
@@ -94,12 +96,12 @@ int NAME_load(struct NAME_learner *learner, const void *file, size_t size);
 
 def _structs(plan: LearnerPlan, interface: Interface, work: int) -> str:
     """The memory of a learner."""
-    arrays = [f"    {'uint16_t' if part.is_half else 'float'} {part.field}[{part.size}];" for part in plan.parts]
+    arrays = [f"    {part.type} {part.field}[{part.size}];" for part in plan.parts]
     arrays += ["    uint32_t random; /* for rounding */"] if plan.is_narrow else []
     memory, alignment = interface.memory[0] + plan.table_memory[0], ""
     if plan.counts is not None:
         arrays.insert(0, f"    uint64_t counts[{plan.counts.size // 8}]; /* the count memory, with its state */")
-        memory += f"    uint64_t copy[{plan.counts.memory.state_bytes // 8}];\n    float network[256];\n"
+        memory += f"    uint64_t copy[{plan.counts.copy_bytes // 8}];\n    float network[256];\n"
         odd = (plan.num_trained + work + interface.memory[1] + plan.table_memory[1]) % 2
         alignment = "\n    uint32_t alignment;" if odd else ""
     fields = "\n".join(arrays)
@@ -173,16 +175,17 @@ static void NAME_forget_state(struct NAME_learner *learner) {{
 
 def _update(plan: LearnerPlan) -> str:
     calls = "\n".join(
-        f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
+        f"    NAME_change{'_fixed' * (end <= plan.num_fixed)}"
+        f"(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
         for begin, end, factor in plan.rates
     )
     table, of_rows, condition = plan.table, "", "!(norm < INFINITY)"
     if table is not None:
         condition = f"!(norm < INFINITY && fabsf(NAME_sum(learner->of_rows, {table.width})) < INFINITY)"
+        place = plan.offsets[table.name] - plan.num_fixed
         of_rows = f"""
-    NAME_change_rows(learner->saved.weights + {plan.offsets[table.name]}, learner->saved.row_sums, learner->rows,
-                     learner->of_rows, learner->table_learning_rate, {literal(table.eps)}, {plan.num_orders},
-                     {table.width});"""
+    NAME_change_rows(learner->saved.weights + {place}, learner->saved.row_sums, learner->rows, learner->of_rows,
+                     learner->table_learning_rate, {literal(table.eps)}, {plan.num_orders}, {table.width});"""
     return f"""/* Change the weights. After a NaN or infinite gradient, the sensitivities may have diverged. */
 static int NAME_update(struct NAME_learner *learner) {{
     const float norm = NAME_norm_of(learner->gradient, {plan.num_trained});
@@ -200,10 +203,15 @@ static int NAME_update(struct NAME_learner *learner) {{
 
 def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     """The functions of the header that read and write files."""
-    layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, plan.saved_bytes
-    learned = 0 if plan.counts is None else plan.counts.learned_bytes
-    counts = f"memcpy(learner->saved.counts, payload, {learned});\n    " if learned else ""
-    at = f" + {learned}" if learned else ""
+    layout, weights, saved = f"{plan.checksum:#010x}u", plan.weight_bytes, plan.saved_bytes
+    learned = 0 if plan.counts is None else plan.counts.file_bytes
+    counts = "" if plan.counts is None else f"{plan.counts.start}\n    "
+    at, copies = learned, []
+    for part in plan.weight_parts:
+        place = f"payload + {at}" if at else "payload"
+        copies.append(f"memcpy(learner->saved.{part.field}, {place}, sizeof learner->saved.{part.field});")
+        at += part.size * (2 if part.is_short else 4)
+    copied = "\n    ".join(copies)
     rate = "" if plan.table is None else literal(plan.table.rate)
     table = f"learner->table_learning_rate = {rate};\n    " if rate else ""
     random = f"learner->saved.random = {FIRST_RANDOM}u;\n    " if plan.is_narrow else ""
@@ -211,7 +219,7 @@ def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     const unsigned char *payload = NAME_payload(file, size, {WEIGHTS_MAGIC:#x}u, {layout}, {weights + learned}u);
     if (!payload) return NAME_BAD_INPUT;
     memset(learner, 0, sizeof *learner);
-    {counts}memcpy(learner->saved.weights, payload{at}, sizeof learner->saved.weights);
+    {counts}{copied}
     {random}{interface.start}
     {table}learner->learning_rate = {literal(plan.learning_rate)};
     learner->max_grad_norm = {literal(plan.setting.max_grad_norm)};
@@ -233,5 +241,5 @@ int NAME_load(struct NAME_learner *learner, const void *file, size_t size) {{
     memcpy(&last, payload + {saved - 4}, sizeof last);
     if (!({interface.allowed})) return NAME_BAD_INPUT;
     memcpy(&learner->saved, payload, {saved});
-    return NAME_OK;
+{interface.loaded}    return NAME_OK;
 }}"""

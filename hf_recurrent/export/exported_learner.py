@@ -6,6 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from hf_recurrent.checkpoints.manifest import write_manifest
+from hf_recurrent.export.c_footprint import Footprint
 from hf_recurrent.export.c_learner import c_learner, c_vector_learner
 from hf_recurrent.export.c_learner_plan import learner_setting
 from hf_recurrent.export.new_folder import check_new, new_folder
@@ -74,8 +75,8 @@ NAME_load(&learner, saved, sizeof saved);
 
 def save_c_learner(
     learner: OnlineLearner | VectorLearner, folder: str | os.PathLike, *, numbers: str = "float32"
-) -> None:
-    """Export a learner in C into a new folder.
+) -> Footprint:
+    """Export a learner in C into a new folder; returns its memory and arithmetic.
 
     It begins with the present weights; [`save_c_state`] gives the rest of what was learned.
 
@@ -83,8 +84,8 @@ def save_c_learner(
         learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; its optimizer, gradient clipping and
             tokenizer are those of the learner in C.
         folder: must not exist, or be empty.
-        numbers: type of the optimizer's moments and of the sensitivities in memory, "float32" or "bfloat16" with
-            stochastic rounding. The rest is float32.
+        numbers: "float32"; "bfloat16" for the optimizer's moments and the sensitivities in memory; or "int16" for the
+            trained matrices too, in fixed point from -8 to 8. Both round stochastically. The rest is float32.
 
     Raises:
         FileExistsError: the folder has files.
@@ -119,3 +120,4 @@ def save_c_learner(
         write_manifest(staging, kind=_KIND)
         # After the manifest: a card may be edited.
         (staging / "README.md").write_text(card, encoding="utf-8")
+    return text.footprint

@@ -1,4 +1,5 @@
 """Names of the formats of exported programs, for modules that do not import torch."""
 
 FORMATS = ("torch", "aoti", "onnx", "executorch", "c")
-NUMBERS = ("float32", "bfloat16")  # of moments and sensitivities of a learner in C
+# Of a learner in C: of moments and sensitivities; int16 has matrices in fixed point too.
+NUMBERS = ("float32", "bfloat16", "int16")

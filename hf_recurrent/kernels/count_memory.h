@@ -4,13 +4,12 @@
  * bits from every compiler and processor with IEEE arithmetic, and from the reference in numpy. An index that comes from
  * a stream's state is masked or limited, since states come from files.
  */
+#ifndef EXPORTED /* by a learner in C, which has its own includes, and the tables below as constants */
 #include <stdint.h>
 #include <string.h>
 #define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
 #endif
+#define INLINE static inline __attribute__((always_inline))
 
 /* Contexts of the long-term memory. */
 enum {
@@ -36,21 +35,25 @@ enum { FIRST_SLOTS = 256 };
 static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
 /* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
 enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
-/* Sets of weights; a small context selects one row of each. */
+/* Sets of weights, of which a small context selects one row each; depths of a node that cells tell apart. */
 #ifdef LARGE
-enum { SETS = 17, STACK = 64 };
-enum { MORE_ROWS = 256 * 8 + 256 * 8 + 16 * 16 * 8 + 8 * 8 * 8 * 8 + 2048 * 2 + 1024 + 257 * 3 + 4096 + 256 * 8 + 4096 };
-#define MORE_SET_SIZES , 256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024, 257 * 3, 4096, 256 * 8, 4096
-enum { REFINEMENTS = 6, FINALS = 2 };
+enum { SETS = 17, STACK = 64, DEPTHS = 8, REFINEMENTS = 6, REFINEMENT_BITS = 14, FINALS = 2 };
+static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8,
+    256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024, 257 * 3, 4096, 256 * 8, 4096};
+enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8
+    + 256 * 8 + 256 * 8 + 16 * 16 * 8 + 8 * 8 * 8 * 8 + 2048 * 2 + 1024 + 257 * 3 + 4096 + 256 * 8 + 4096 };
 #else
-enum { SETS = 7, MORE_ROWS = 0 };
-#define MORE_SET_SIZES
-enum { REFINEMENTS = 3, FINALS = 1 };
+#ifdef SMALL
+enum { SETS = 5, DEPTHS = 1, REFINEMENTS = 3, REFINEMENT_BITS = 6, FINALS = 1 };
+static const int SET_SIZE[SETS] = {9 * 5, 8 * 8, 64, 32, 24};
+enum { WEIGHT_ROWS = 9 * 5 + 8 * 8 + 64 + 32 + 24 };
+#else
+enum { SETS = 7, DEPTHS = 8, REFINEMENTS = 3, REFINEMENT_BITS = 14, FINALS = 1 };
+static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
+enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
 #endif
-static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8 MORE_SET_SIZES};
-enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 + MORE_ROWS };
-enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
-enum { KNOTS = 33, REFINEMENT_BITS = 14 };
+#endif
+enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, KNOTS = 33, CELLS = SOURCES * 3 * DEPTHS * LEVELS * LEVELS };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
 /* Matches: bytes that are compared, the length that is not given up for another one, the greatest length. */
 enum { LONGEST = 40, LONG_ENOUGH = 24, MOST_LENGTH = 65535 };
@@ -69,7 +72,7 @@ struct memory {
     struct slot *slots;     /* (LONG_CONTEXTS, 2^slot_bits) */
     uint8_t *text;          /* (2^text_bits,), a ring */
     uint32_t *index;        /* (2, 2^index_bits), ends of contexts in the text */
-    struct cell *cells;     /* (SOURCES, 3, 8, LEVELS, LEVELS) */
+    struct cell *cells;     /* (SOURCES, 3, DEPTHS, LEVELS, LEVELS) */
     float *weights;         /* (WEIGHT_ROWS, INPUTS) */
     float *final_weights;   /* (FINALS * 256, SETS) */
     uint16_t *refinement;   /* (REFINEMENTS, 2^REFINEMENT_BITS, KNOTS) */
@@ -142,12 +145,14 @@ INLINE int limited(int x, int least, int most) { return x < least ? least : x > 
 INLINE float clipped(float x, float least, float most) { return x > least ? x < most ? x : most : least; }
 
 #define LOGITS 3072 /* of 1/256 */
+#ifndef KEEPS_COUNTS
+static const int LEVEL_FROM[LEVELS] = {0, 1, 2, 3, 4, 5, 7, 10, 15, 25, 50};
+#endif
+#ifndef EXPORTED
 static uint16_t squashed[2 * LOGITS]; /* 65536 times the probability of a logit */
 static int16_t stretched[4096];       /* 256 times the logit of a probability */
 static uint8_t level_of[1024];
 static int32_t cell_rate[1024];
-static const int LEVEL_FROM[LEVELS] = {0, 1, 2, 3, 4, 5, 7, 10, 15, 25, 50};
-
 static void make_tables(void)
 {
     const double step = 1.003913889338347573443609603903460281898813; /* exp(1 / 256) */
@@ -171,20 +176,9 @@ static void make_tables(void)
         cell_rate[i] = 131072 / (2 * i + 3);
     }
 }
+#endif
 INLINE int squash_index(float x) { return (int)clipped(x * 256, 1 - LOGITS, LOGITS - 1); }
 
-/* exp of x <= 0, not below exp(-40); relative error 2e-6. */
-INLINE float exp_negative(float x)
-{
-    const float y = clipped(x, -40, 0) * 1.4426950408889634f;
-    const int k = (int)y;
-    const float f = y - (float)k;
-    float p = 0.00010938752529909834f;
-    p = p * f + 0.0012757162330672145f; p = p * f + 0.009580058045685291f; p = p * f + 0.05549103394150734f;
-    p = p * f + 0.24022436141967773f; p = p * f + 0.6931470632553101f; p = p * f + 1.0f;
-    const union { int32_t i; float f; } scale = {(k + 127) << 23};
-    return p * scale.f;
-}
 /* Natural logarithm of a positive normal number; absolute error 1e-7 near 1. */
 INLINE float log_positive(float x)
 {
@@ -220,7 +214,7 @@ struct path {
 };
 INLINE int cell_at(int source, int recent, int depth, int zeros, int ones)
 {
-    return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones;
+    return (((source * 3 + recent) * DEPTHS + depth * DEPTHS / 8) * LEVELS + zeros) * LEVELS + ones;
 }
 INLINE int match_level(int length) { return length < 16 ? length : length < 32 ? 16 + (length - 16) / 4 : 20; }
 /* Depth of the node at which two bytes part; 8 if they are equal. */
@@ -231,3 +225,34 @@ INLINE int match_bit(int symbol, int tree, int depth)
     return symbol >= 0 && ((symbol | 256) >> (8 - depth)) == tree ? 1 + (symbol >> (7 - depth) & 1) : 0;
 }
 static const float no_rows[INPUTS];
+#ifndef KEEPS_COUNTS /* a learner in C that begins with counts */
+/* Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing. */
+static void begin_memory(struct memory *m)
+{
+    for (int s = 0; s < SOURCES; s++) for (int r = 0; r < 3; r++) for (int d = 0; d < 8; d += 8 / DEPTHS)
+        for (int a = 0; a < LEVELS; a++) for (int b = 0; b < LEVELS; b++) {
+            const int64_t zeros = LEVEL_FROM[a], ones = LEVEL_FROM[b];
+            struct cell *c = m->cells + cell_at(s, r, d, a, b);
+            c->p = s >= LONG_MATCH ? b == 1 ? 58000 : 7500 : (uint16_t)((ones * 5 + 2) * 65535 / ((zeros + ones) * 5 + 4));
+            c->n = 0;
+        }
+    for (int64_t i = 0; i < WEIGHT_ROWS; i++) for (int j = 0; j < INPUTS; j++)
+        m->weights[i * INPUTS + j] = j < BIAS ? 0.15f : j == NETWORK ? 0.3f : 0;
+    for (int i = 0; i < FINALS * 256 * SETS; i++) m->final_weights[i] = 1.0f / SETS;
+    for (int64_t i = 0; i < (int64_t)REFINEMENTS * KNOTS << REFINEMENT_BITS; i++)
+        m->refinement[i] = squashed[LOGITS + limited(((int)(i % KNOTS) - 16) * 128, -2047, 2047)];
+}
+#endif
+
+/* Blocks of streams and room for results; `Block` in modeling/contexts/count_memory_layout.py. */
+struct block {
+    int64_t streams, steps, network_width, first, pending_size;
+    const uint8_t *bytes, *flags;  /* (B, T) */
+    const int32_t *targets;        /* (B, T), -1 without one; may be null */
+    const float *network;          /* (B, T, network_width), 256 logits of bytes or 8 of nodes; may be null */
+    float *nats;                   /* (B, T) */
+    uint16_t *probabilities;       /* (B, T, 8); may be null */
+    float *logits;                 /* (B, T - first, 256); may be null */
+    uint8_t *pending;              /* (B, pending_size); may be null */
+    int64_t *pending_used;         /* (B,) */
+};

@@ -55,3 +55,15 @@ static void finish_coder(struct coder *c)
     put_code(c);
     if (c->used <= c->size) while (c->used && !c->bytes[c->used - 1]) c->used--;
 }
+/* exp of x <= 0, not below exp(-40); relative error 2e-6. */
+INLINE float exp_negative(float x)
+{
+    const float y = clipped(x, -40, 0) * 1.4426950408889634f;
+    const int k = (int)y;
+    const float f = y - (float)k;
+    float p = 0.00010938752529909834f;
+    p = p * f + 0.0012757162330672145f; p = p * f + 0.009580058045685291f; p = p * f + 0.05549103394150734f;
+    p = p * f + 0.24022436141967773f; p = p * f + 0.6931470632553101f; p = p * f + 1.0f;
+    const union { int32_t i; float f; } scale = {(k + 127) << 23};
+    return p * scale.f;
+}

@@ -2,10 +2,15 @@
 #include "count_memory.h"
 #include "count_memory_contexts.h"
 #include "count_memory_coder.h"
+#if defined(__x86_64__) && defined(__GNUC__)
+#define X86_LEVELS 1
+#endif
 
 /* Raise it with every change of the results. */
-#ifdef LARGE
+#if defined(LARGE)
 #define VERSION 6
+#elif defined(SMALL)
+#define VERSION 7
 #else
 #define VERSION 3
 #endif
@@ -20,35 +25,7 @@ EXPORT void hf_count_memory_sizes(const struct memory *m, int64_t *sizes)
     const int64_t found[] = {LONG_CONTEXTS, CELLS, WEIGHT_ROWS, INPUTS, SETS, REFINEMENTS, 1 << REFINEMENT_BITS, KNOTS, sizeof(struct slot), state_size(m)};
     memcpy(sizes, found, sizeof found);
 }
-/* Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing. */
-EXPORT void hf_count_memory_begin(struct memory *m)
-{
-    for (int s = 0; s < SOURCES; s++) for (int r = 0; r < 3; r++) for (int d = 0; d < 8; d++)
-        for (int a = 0; a < LEVELS; a++) for (int b = 0; b < LEVELS; b++) {
-            const int64_t zeros = LEVEL_FROM[a], ones = LEVEL_FROM[b];
-            struct cell *c = m->cells + cell_at(s, r, d, a, b);
-            c->p = s >= LONG_MATCH ? b == 1 ? 58000 : 7500 : (uint16_t)((ones * 5 + 2) * 65535 / ((zeros + ones) * 5 + 4));
-            c->n = 0;
-        }
-    for (int64_t i = 0; i < WEIGHT_ROWS; i++) for (int j = 0; j < INPUTS; j++)
-        m->weights[i * INPUTS + j] = j < BIAS ? 0.15f : j == NETWORK ? 0.3f : 0;
-    for (int i = 0; i < FINALS * 256 * SETS; i++) m->final_weights[i] = 1.0f / SETS;
-    for (int64_t i = 0; i < (int64_t)REFINEMENTS * KNOTS << REFINEMENT_BITS; i++)
-        m->refinement[i] = squashed[LOGITS + limited(((int)(i % KNOTS) - 16) * 128, -2047, 2047)];
-}
-
-/* Blocks of streams and room for results; `Block` in modeling/contexts/count_memory_layout.py. */
-struct block {
-    int64_t streams, steps, network_width, first, pending_size;
-    const uint8_t *bytes, *flags;  /* (B, T) */
-    const int32_t *targets;        /* (B, T), -1 without one; may be null */
-    const float *network;          /* (B, T, network_width), 256 logits of bytes or 8 of nodes; may be null */
-    float *nats;                   /* (B, T) */
-    uint16_t *probabilities;       /* (B, T, 8); may be null */
-    float *logits;                 /* (B, T - first, 256); may be null */
-    uint8_t *pending;              /* (B, pending_size); may be null */
-    int64_t *pending_used;         /* (B,) */
-};
+EXPORT void hf_count_memory_begin(struct memory *m) { begin_memory(m); }
 
 /* Bytes of streams to encode, or room for those that are decoded. */
 struct coding {

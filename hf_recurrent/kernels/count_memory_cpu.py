@@ -18,8 +18,8 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-# Of the results of count_memory_cpu.c and of count_memory_large_cpu.c. They differ, since archives name a memory so.
-VERSION, LARGE_VERSION = 3, 6
+# Of the results of count_memory_cpu.c and of its large and small form. They differ, since archives name a memory so.
+VERSION, LARGE_VERSION, SMALL_VERSION = 3, 6, 7
 _POINTER = ctypes.c_void_p
 _LEARNS, _INSERTS = 1, 2
 
@@ -82,6 +82,12 @@ def large_library() -> ctypes.CDLL:
     return _loaded("_count_memory_large_cpu", LARGE_VERSION)
 
 
+@cache
+def small_library() -> ctypes.CDLL:
+    """The same of small memories."""
+    return _loaded("_count_memory_small_cpu", SMALL_VERSION)
+
+
 def _address(array: np.ndarray | None) -> int | None:
     return None if array is None else array.ctypes.data
 
@@ -91,11 +97,11 @@ def _rates(rates: "Rates"):
 
 
 class Memory:
-    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]."""
+    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]; raises ImportError as this module does."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: "MemoryShape"):
         self._arrays = arrays  # keeps them alive
-        self._library = large_library() if shape.large else _library
+        self._library = large_library() if shape.large else small_library() if shape.small else _library
         sizes = (shape.slots, shape.text, arrays["index"].shape[1])
         self._struct = _Memory(
             *(size.bit_length() - 1 for size in sizes),

@@ -66,8 +66,13 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
     const int l_level = !l_bit ? 0 : ll < 16 ? 1 : ll < 32 ? 2 : 3;
     const int agree = m_bit && l_bit ? m_bit == l_bit ? 1 : 2 : 0;
     const int network = s->network[0] > 0 ? 12 + (int)(clipped(s->network[tree], -5.5f, 5.5f) * 2) : 0;
+    const int column = (int)h->column;
+#ifdef SMALL
+    const int row[SETS] = {f->order * 5 + f->recent_order, depth * 8 + m_level, h->column < 63 ? column : 63, last >> 3, network};
+    (void)agree, (void)l_level;
+#else
     const int row[SETS] = {tree, last, f->order * 5 + f->recent_order, ((depth * 8 + m_level) * 4 + l_level) * 3 + agree,
-        (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level,
+        (h->column < 23 ? column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level,
 #ifdef LARGE
         (int)(h->last8 >> 8 & 255) * 8 + depth, (int)(h->bracket & 255) * 8 + depth,
         (int)((h->plain_length < 15 ? h->plain_length : 15) * 16 + (h->classes >> 8 & 15)) * 8 + depth,
@@ -77,6 +82,7 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
         tree * 8 + (int)(h->plain_length < 7 ? h->plain_length : 7), (int)(hash2((uint32_t)h->last8 & 0xffffff, 5) >> 20),
 #endif
     };
+#endif
     for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
         node->row[k] = row[k] + first;
         const char *weights = (const char *)(m->weights + (int64_t)node->row[k] * INPUTS);

@@ -134,6 +134,7 @@ class ContextConfig(ByteConfig):
             be changed after training.
         count_memory_rows: rows of mixing weights in the state that adapt to the stream, a power of two; 0 for none. It
             may be changed after training.
+        count_memory_small: the count memory has fewer cells, mixing weights and refinements, for learners in C.
 
     Raises:
         ValueError: the orders are not ascending integers from 2 to 32, the rows are not a power of two, there are
@@ -148,6 +149,7 @@ class ContextConfig(ByteConfig):
     count_memory_text: int = 1 << 22
     count_memory_window: int = 1 << 13
     count_memory_rows: int = 64
+    count_memory_small: bool = False
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

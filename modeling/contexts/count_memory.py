@@ -38,12 +38,15 @@ _memories: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictiona
 
 
 @cache
-def memory_class() -> type:
+def memory_class(small: bool = False) -> type:
     """The class of the compiled kernel, or the reference where it was not built."""
     try:
-        return importlib.import_module("hf_recurrent.kernels.count_memory_cpu").Memory
+        kernel = importlib.import_module("hf_recurrent.kernels.count_memory_cpu")
+        if small:
+            kernel.small_library()
     except ImportError:
         return CountMemoryReference
+    return kernel.Memory
 
 
 class CountMemory(nn.Module):
@@ -71,7 +74,7 @@ class CountMemory(nn.Module):
         if not has_values(self.slots):
             return
         fresh = {name: np.zeros(size, dtype) for name, (size, dtype) in self.shape.buffers().items()}
-        memory_class()(fresh, self.shape).begin()
+        memory_class(self.shape.small)(fresh, self.shape).begin()
         for name, array in fresh.items():
             buffer = getattr(self, name)
             init.copy_(buffer, torch.from_numpy(array.view(buffer.numpy().dtype).reshape(buffer.shape)))
@@ -103,7 +106,7 @@ class CountMemory(nn.Module):
         places = [tensor.data_ptr() for tensor in self._buffers.values()]
         known = _memories.get(self)
         if known is None or known[0] != places:
-            _memories[self] = known = places, memory_class()(self.arrays(), self.shape)
+            _memories[self] = known = places, memory_class(self.shape.small)(self.arrays(), self.shape)
         return known[1]
 
     def read(

@@ -23,8 +23,9 @@ MORE_SET_SIZES = (
     *(257 * 3, 4096, 256 * 8, 4096),
 )
 STACK = 64  # open brackets that a large memory keeps
+SMALL_SET_SIZES = (9 * 5, 8 * 8, 64, 32, 24)  # of a small memory, in place of all
 LEVELS, SYMBOLS, WAYS = 11, 7, 4
-REFINEMENTS, MORE_REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 3, 14, 33
+REFINEMENTS, MORE_REFINEMENTS, KNOTS = 3, 3, 33
 LEAST_RING = 512
 SLOT = np.dtype([("check", "<u2"), ("symbol", "u1", SYMBOLS), ("count", "u1", SYMBOLS)])
 TEXT_USED, LEARNED, DOCUMENTS = range(3)  # counters
@@ -48,6 +49,7 @@ class MemoryShape(NamedTuple):
         window: W, bytes of the short-term memory, a power of two; 0 for none.
         rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
         large: more contexts, sets of weights and refinements; about four times the time.
+        small: fewer cells, rows of weights and knots: 91 kB in place of 4.3 MB.
     """
 
     slots: int
@@ -55,6 +57,7 @@ class MemoryShape(NamedTuple):
     window: int
     rows: int
     large: bool = False
+    small: bool = False
 
     @property
     def contexts(self) -> int:
@@ -84,7 +87,17 @@ class MemoryShape(NamedTuple):
     @property
     def set_sizes(self) -> tuple[int, ...]:
         """Rows of each set of weights."""
-        return SET_SIZES + MORE_SET_SIZES * self.large
+        return SMALL_SET_SIZES if self.small else SET_SIZES + MORE_SET_SIZES * self.large
+
+    @property
+    def depths(self) -> int:
+        """Depths of a node that cells tell apart."""
+        return 1 if self.small else 8
+
+    @property
+    def refinement_bits(self) -> int:
+        """Binary logarithm of the contexts of a refinement."""
+        return 6 if self.small else 14
 
     @property
     def finals(self) -> int:
@@ -138,10 +151,10 @@ class MemoryShape(NamedTuple):
             "slots": ((self.contexts, self.slots), SLOT),
             "text": ((self.text,), np.dtype("u1")),
             "index": ((2, max(self.text // 4, 16)), np.dtype("<u4")),
-            "cells": ((self.sources, 3, 8, LEVELS, LEVELS, 2), np.dtype("<u2")),
+            "cells": ((self.sources, 3, self.depths, LEVELS, LEVELS, 2), np.dtype("<u2")),
             "weights": ((sum(self.set_sizes), self.inputs), np.dtype("<f4")),
             "final_weights": ((self.finals * 256, len(self.set_sizes)), np.dtype("<f4")),
-            "refinement": ((self.refinements, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
+            "refinement": ((self.refinements, 1 << self.refinement_bits, KNOTS), np.dtype("<u2")),
             "counters": ((4,), np.dtype("<i8")),
         }
 

@@ -36,7 +36,6 @@ from .count_memory_layout import (
     PLAIN_1,
     PLAIN_2,
     PLAIN_3,
-    REFINEMENT_BITS,
     WORD,
     WORDS,
     MemoryShape,
@@ -215,29 +214,30 @@ class NodePredictions:
     refined: np.ndarray
 
 
-def _cell_at(source, recent, depth, zeros, ones):
-    """Flat index of a cell in (sources, 3, 8, LEVELS, LEVELS)."""
-    return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones
+def _cell_at(depths, source, recent, depth, zeros, ones):
+    """Flat index of a cell in (sources, 3, depths, LEVELS, LEVELS)."""
+    return (((source * 3 + recent) * depths + depth * depths // 8) * LEVELS + zeros) * LEVELS + ones
 
 
-def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
+def _find_cells(found: FoundCounts, nodes: np.ndarray, told: int) -> np.ndarray:
     """Cells (n, sources) of the sources at nodes (n,), -1 without counts.
 
     The cells of a context are selected by its counts of zeros and ones, and by the newest byte after it in the window:
-    elsewhere, a zero, or a one. The cells of a match are selected by its length and its bit.
+    elsewhere, a zero, or a one. The cells of a match are selected by its length and its bit. `told` is the number of
+    depths that cells tell apart.
     """
     sums, depths = tree_sums(found.counts), NODE_DEPTHS[nodes, None]
     zeros, ones = sums[:, 2 * nodes].T, sums[:, 2 * nodes + 1].T
     recent = _predicted_bits(found.recent, nodes[:, None])
     levels = [COUNT_LEVELS[np.minimum(counts, MOST_COUNT)] for counts in (zeros, ones)]
-    cells = np.where(zeros + ones > 0, _cell_at(np.arange(len(found.counts)), recent, depths, *levels), -1)
+    cells = np.where(zeros + ones > 0, _cell_at(told, np.arange(len(found.counts)), recent, depths, *levels), -1)
     for source, byte, length in (
         (len(found.counts) - 2, found.long_byte, found.long_length),
         (len(found.counts) - 1, found.match_byte, found.match_length),
     ):
         level = length if length < 16 else min(16 + (length - 16) // 4, 20)
         bits = _predicted_bits(byte, nodes)
-        at = _cell_at(source, level // LEVELS, depths[:, 0], level % LEVELS, bits - 1)
+        at = _cell_at(told, source, level // LEVELS, depths[:, 0], level % LEVELS, bits - 1)
         cells[:, source] = np.where(bits > 0, at, -1)
     return cells
 
@@ -269,15 +269,19 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
     network = np.zeros_like(nodes)
     if stream["network"][0] > 0:
         network = 12 + (_clipped(stream["network"][nodes], -5.5, 5.5) * np.float32(2)).astype(np.int64)
-    selected = (
-        nodes,
-        history.last,
-        found.order * 5 + found.recent_order,
-        ((depths * 8 + match_levels) * 4 + long_levels) * 3 + agreement,
-        min(history.column, 23) * 24 + min(history.indent, 23),
-        history.last * 8 + depths,
-        network * 8 + match_levels,
-    )
+    place, column = found.order * 5 + found.recent_order, history.column
+    if stream.shape.small:
+        selected = (place, depths * 8 + match_levels, min(column, 63), history.last >> 3, network)
+    else:
+        selected = (
+            nodes,
+            history.last,
+            place,
+            ((depths * 8 + match_levels) * 4 + long_levels) * 3 + agreement,
+            min(column, 23) * 24 + min(history.indent, 23),
+            history.last * 8 + depths,
+            network * 8 + match_levels,
+        )
     final_rows = nodes[:, None]
     contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
     if isinstance(history, LargeHistory):
@@ -286,9 +290,9 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         contexts += found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], history.classes & 0xFFFFFF
     firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
-    trees = nodes.astype(np.uint64)
-    refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - REFINEMENT_BITS)
-    tables = np.arange(stream.shape.refinements) << REFINEMENT_BITS
+    trees, bits = nodes.astype(np.uint64), stream.shape.refinement_bits
+    refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - bits)
+    tables = np.arange(stream.shape.refinements) << bits
     return rows, final_rows, (tables + refined.astype(np.int64)) * KNOTS
 
 
@@ -336,7 +340,7 @@ def predict_nodes(
     skips: bool = False,
 ) -> NodePredictions:
     """Predict the bits at nodes (n,). With `skips`, inputs without counts are skipped, whatever their weights are."""
-    cells = _find_cells(found, nodes)
+    cells = _find_cells(found, nodes, shape.depths)
     network = None
     if stream["network"][0] > 0:
         network = _clipped(stream["network"][nodes], -MOST_LOGIT, MOST_LOGIT)
@@ -403,7 +407,10 @@ def learn_bits(
             arrays["final_weights"][rows] += steps[:, None] * outputs
         for rows, steps, inputs in zip(path.rows, set_errors * rate, path.inputs, strict=True):
             arrays["weights"][rows] += steps[:, None] * inputs
-        _learn_cells(arrays["cells"].reshape(-1, 2), path.cells, targets, rates.least_cell)
+        # Nodes one after another where they may share a cell.
+        parts = [slice(None)] if shape.depths == 8 else [slice(node, node + 1) for node in range(8)]
+        for part in parts:
+            _learn_cells(arrays["cells"].reshape(-1, 2), path.cells[part], targets[part], rates.least_cell)
         _learn_refinements(arrays["refinement"].reshape(-1), path, targets, rates.refinement)
         arrays["counters"][LEARNED] += 1
     if shape.rows and not stream.no_recent:

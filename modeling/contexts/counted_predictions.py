@@ -32,7 +32,7 @@ def build_count_memory(config) -> CountMemory | None:
     """The empty count memory that a configuration asks for; None without one."""
     if not config.count_memory_slots:
         return None
-    sizes = {name: getattr(config, f"count_memory_{name}") for name in ("slots", "text", "window", "rows")}
+    sizes = {name: getattr(config, f"count_memory_{name}") for name in ("slots", "text", "window", "rows", "small")}
     return CountMemory(MemoryShape(**sizes))
 
 

@@ -128,17 +128,18 @@ def test_a_server(capsys):
 def test_exported_c_is_planned_as_it_will_be_exported(capsys):
     status, out = run(capsys, "--target c --json --memory 200kB")
     numbers = json.loads(out.out)
-    assert status == 0 and list(numbers)[1::2] == ["learner, adamw", "learner, rmsprop", "learner, sgd"]
-    step, adamw, narrow, rmsprop, _, sgd, _ = numbers.values()
+    assert status == 0 and list(numbers)[1::3] == ["learner, adamw", "learner, rmsprop", "learner, sgd"]
+    step, adamw, narrow, fixed, rmsprop, _, _, sgd, *_ = numbers.values()
     assert adamw["ram"] - rmsprop["ram"] == adamw["constants"] - 20  # a moment of every weight; the file has a header
-    assert narrow["ram"] < rmsprop["ram"] and step["total"] < sgd["total"] < rmsprop["total"] < adamw["total"]
+    assert fixed["ram"] < narrow["ram"] < rmsprop["ram"] and fixed["constants"] < 0.6 * narrow["constants"]
+    assert step["total"] < sgd["total"] < rmsprop["total"] < adamw["total"]
     assert step["fits"] is True and adamw["fits"] == (adamw["total"] <= 200_000)
     status, out = run(capsys, f"--target c --memory {step['total']}")
-    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 6
+    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 9
     assert f"{adamw['operations']:,}" in out.out
     assert run(capsys, "--target c --memory 1kB")[0] == 1
     status, out = run(capsys, "--target c --inputs 1 --memory 32KiB")
-    assert status == 0 and out.out.count("  fits") == 6 and "a new model of 1 measurements" in out.out
+    assert status == 0 and out.out.count("  fits") == 9 and "a new model of 1 measurements" in out.out
     status, out = run(capsys, "--target c --inputs 1 --targets 2 --memory 32KiB --json")
     assert status == 0 and all(one["fits"] for one in json.loads(out.out).values())
     status, out = run(capsys, "--target c --targets 2")

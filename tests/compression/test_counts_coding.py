@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from count_memory_cases import KINDS, SOURCES, bytes_of, new_arrays, new_states, use_library
+from count_memory_cases import KINDS, bytes_of, new_arrays, new_states, use_library
 from reference_coder import ReferenceDecoder, ReferenceEncoder
 
 from hf_recurrent.compression import byte_coding
@@ -283,11 +283,11 @@ def test_every_build_decodes_the_code_of_another(build, large, tmp_path, monkeyp
     if (compiler := shutil.which(program)) is None:
         pytest.skip(f"{program} is not installed")
     data, network, *codes = recorded(large)
-    source = Path(kernel.__file__).with_name(SOURCES[large])
+    source = Path(kernel.__file__).with_name(f"count_memory_{'large_' * large}cpu.c")
     library = tmp_path / "built.so"
     command = [compiler, *COMMAND, "-shared", "-fPIC", *options, source, "-o", library]
     subprocess.run(command, check=True, capture_output=True)
-    use_library(monkeypatch, kernel, str(library), large)
+    use_library(monkeypatch, kernel, str(library), "large_" * large)
     for logits, code in zip((None, network), codes, strict=True):
         counts = fresh(large)
         memory, states = kernel.Memory(counts.arrays, counts.shape), new_states(counts.shape, 1)

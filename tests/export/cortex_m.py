@@ -15,7 +15,9 @@ CORTEX = {
     "cortex-m4": ["-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16", *_COMMON],
     "cortex-m7": ["-mcpu=cortex-m7", "-mfpu=fpv5-d16", *_COMMON],
 }
-_BOARDS = {"cortex-m4": "mps2-an386", "cortex-m7": "mps2-an500"}
+# Of each, the beginning of its large memory, 16 MB. The small one has 4 MB; a program whose stack lies beyond it locks
+# up in its first function.
+_BOARDS = {"cortex-m4": ("mps2-an386", 0x21000000), "cortex-m7": ("mps2-an500", 0x60000000)}
 # One nanosecond of the board's time per instruction; its SysTick timer counts at 25 MHz.
 INSTRUCTIONS_PER_TICK = 40
 
@@ -23,12 +25,13 @@ INSTRUCTIONS_PER_TICK = 40
 def run_on_cortex(folder: Path, part: str, arguments: list[str]) -> str:
     """What a program prints; `arguments` of the compiler have its files."""
     (folder / "start.c").write_text(START)
-    (folder / "memory.ld").write_text(MEMORY)
+    board, large_memory = _BOARDS[part]
+    (folder / "memory.ld").write_text(MEMORY.replace("LARGE_MEMORY", hex(large_memory)))
     link = ["-nostartfiles", "--specs=rdimon.specs", "-Wl,--gc-sections", "-T", "memory.ld"]
     command = [CORTEX_COMPILER, "-std=c99", *CORTEX[part], *link, *arguments, "start.c", "-o", "main.elf", "-lm"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    machine = ["-machine", _BOARDS[part], "-nographic", "-monitor", "none", "-serial", "none", "-icount", "shift=0"]
+    machine = ["-machine", board, "-nographic", "-monitor", "none", "-serial", "none", "-icount", "shift=0"]
     command = [QEMU, *machine, "-semihosting", "-kernel", "main.elf"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -53,14 +56,16 @@ __attribute__((section(".vectors"), used)) static void *const vectors[] = {stack
 """
 
 MEMORY = """
-MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 2M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 4M }
+MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 2M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 4M
+  LARGE (rw) : ORIGIN = LARGE_MEMORY, LENGTH = 16M }
 ENTRY(start)
 SECTIONS {
   .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) . = ALIGN(8); } > FLASH
   .ARM.exidx : { *(.ARM.exidx*) } > FLASH
   data_from = ALIGN(LOADADDR(.ARM.exidx) + SIZEOF(.ARM.exidx), 8);
   .data : AT(data_from) { data_begin = .; *(.data*) . = ALIGN(8); data_end = .; } > RAM
-  .bss : { bss_begin = .; *(.bss*) *(COMMON) . = ALIGN(8); bss_end = .; end = .; } > RAM
+  .heap (NOLOAD) : { end = .; . += 64K; } > RAM
+  .bss : { bss_begin = .; *(.bss*) *(COMMON) . = ALIGN(8); bss_end = .; } > LARGE
   stack_top = ORIGIN(RAM) + LENGTH(RAM);
 }
 """

@@ -16,6 +16,7 @@ from c_learner_cases import (
     CompiledLearner,
     DoubleLearner,
     compile_c,
+    macro,
     write,
 )
 from transformers import AutoModelForCausalLM
@@ -42,13 +43,16 @@ CASES = {
 }
 COUNTS = {f"count_memory_{name}": size for name, size in {"slots": 64, "text": 1024, "window": 512, "rows": 4}.items()}
 # Not among the others: its probabilities come in steps, so that rounding of the network may change them by more.
-COUNTED = "memora-tiny", COUNTS, "sgd", 1e-2
+COUNTED = {
+    "counts": ("memora-tiny", COUNTS, "sgd", 1e-2),
+    "small counts": ("memora-tiny", COUNTS | {"count_memory_small": True}, "sgd", 1e-2),
+}
 # Of row-wise Adagrad, whose first steps have this size whatever the gradient, and the same relative rounding.
 TABLE_RATE = 1e-3
 
 
 def build_model(name):
-    preset, overrides, *_ = COUNTED if name == "counts" else CASES[name]
+    preset, overrides, *_ = (CASES | COUNTED)[name]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(hf.config_from_preset(preset, **SIZES, **overrides)).eval()
 
@@ -65,7 +69,7 @@ def python_learner(model, optimizer, learning_rate):
 
 @functools.cache
 def exported(name):
-    return export(build_model(name), *(COUNTED if name == "counts" else CASES[name])[2:])
+    return export(build_model(name), *(CASES | COUNTED)[name][2:])
 
 
 class Learner(CompiledLearner):
@@ -175,18 +179,37 @@ def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
 
 
-def counted_learners(folder, *, zero_network):
+@pytest.mark.parametrize("name", ["memora", "sgd", "ngrams", "small counts", "complex"])
+def test_matrices_in_fixed_point_learn_and_move_to_python(name, tmp_path):
+    text = export(build_model(name), *(CASES | COUNTED)[name][2:], numbers="int16")
+    assert macro(text, "LEARNER_BYTES") < 0.9 * macro(exported(name), "LEARNER_BYTES")
+    learner, data = CompiledLearner(text, tmp_path), stream(300)
+    python = python_learner(build_model(name), *(CASES | COUNTED)[name][2:])
+    losses = record_losses(python)
+    python.read(data)
+    assert np.mean(learner.read(data)) == pytest.approx(np.mean(losses), abs=0.02)
+    content = learner.save()
+    hf.load_c_state(python, content)
+    assert python.model.get_input_embeddings().weight.mul(1 << 12).frac().abs().max() == 0
+    assert learner.load(hf.save_c_state(python, "int16")) == OK and learner.save()[:12] == content[:12]
+    # Probabilities of counts come in steps.
+    expected = pytest.approx(record_next(python, data[0]), rel=0.05 if name in COUNTED else 1e-3)
+    assert learner.learn(data[0])[1] == expected
+
+
+def counted_learners(folder, name, *, zero_network):
     """A learner with a count memory, in C and in Python."""
     rate = 1e-30 if zero_network else 1e-2
-    python = python_learner(build_model("counts"), "sgd", rate)
+    python = python_learner(build_model(name), "sgd", rate)
     if zero_network:  # logits and gradients of 0
         with torch.no_grad():
             python.model.get_input_embeddings().weight.zero_()
     return CompiledLearner(c_learner(python.model, learner_setting(python), "tiny"), folder), python
 
 
-def test_a_count_memory_learns_as_in_python_bit_for_bit(tmp_path):
-    learner, python = counted_learners(tmp_path, zero_network=True)
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_count_memory_learns_as_in_python_bit_for_bit(name, tmp_path):
+    learner, python = counted_learners(tmp_path, name, zero_network=True)
     losses, data = record_losses(python), stream(1000)
     python.read(data)
     assert np.array_equal(learner.read(data), np.float32(losses))
@@ -198,14 +221,15 @@ def test_a_count_memory_learns_as_in_python_bit_for_bit(tmp_path):
     assert hf.save_c_state(python)[20:] == content[20:]
 
 
-def test_counts_and_network_learn_together_and_move_to_python(tmp_path):
-    learner, python = counted_learners(tmp_path, zero_network=False)
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_and_network_learn_together_and_move_to_python(name, tmp_path):
+    learner, python = counted_learners(tmp_path, name, zero_network=False)
     losses, data = record_losses(python), stream(300)
     python.read(data)
     np.testing.assert_allclose(learner.read(data), losses, rtol=1e-3)
     for size in (0, 1, 40):  # the first byte of an episode too
         learner.learn(0), learner.read(data[:size])
-        content, (_, other) = learner.save(), counted_learners(tmp_path, zero_network=False)
+        content, (_, other) = learner.save(), counted_learners(tmp_path, name, zero_network=False)
         hf.load_c_state(other, content)
         # After an end, Python writes the zeros that C has from the next byte on.
         written = hf.save_c_state(other)
@@ -305,7 +329,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize(
-    "name", ["memora", "counts", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "memora")]
+    "name", ["memora", *COUNTED, *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "memora")]
 )
 def test_under_sanitizers(name, tmp_path):
     write(exported(name), tmp_path)

@@ -17,8 +17,11 @@ KINDS = {
     "memora": lambda: exported("memora"),
     "complex": lambda: exported("complex"),
     "bfloat16": lambda: export(build_model("memora"), numbers="bfloat16"),
+    "int16": lambda: export(build_model("memora"), numbers="int16"),
     "ngrams": lambda: exported("ngrams"),
     "counts": lambda: exported("counts"),
+    "small counts": lambda: exported("small counts"),
+    "int16, one sensor": lambda: c_vector_learner(hf.VectorLearner.new(1), "tiny", "int16"),
     "vectors": lambda: c_vector_learner(hf.VectorLearner.new(2), "tiny"),
     "targets": exported_targets,
 }
@@ -99,7 +102,7 @@ int main(int count, char **arguments) {
 
 
 @pytest.mark.parametrize("compiler", ["gcc", pytest.param("clang", marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", some_of(KINDS, ("targets",)))
+@pytest.mark.parametrize("kind", some_of(KINDS, ("targets", "int16, one sensor")))
 def test_damaged_and_forged_states_do_no_harm(kind, compiler, tmp_path):
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")

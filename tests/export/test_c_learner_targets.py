@@ -8,7 +8,7 @@ import pytest
 from breadth import some_of
 from c_learner_cases import COMPILER, SANITIZERS, STRICT, write
 from cortex_m import CORTEX, CORTEX_COMPILER, INSTRUCTIONS_PER_TICK, needs_cortex, run_on_cortex
-from test_c_learner import CASES, exported, stream
+from test_c_learner import CASES, COUNTED, exported, stream
 
 CLANG = shutil.which("clang")
 needs_clang = pytest.mark.skipif(CLANG is None, reason="clang is not installed")
@@ -85,7 +85,7 @@ def losses(folder, compiler, *arguments) -> np.ndarray:
 @needs_compiler
 @needs_cortex
 @pytest.mark.parametrize("part", CORTEX)
-@pytest.mark.parametrize("name", some_of(CASES, ("rmsprop",)))
+@pytest.mark.parametrize("name", some_of(CASES | COUNTED, ("rmsprop", "small counts")))
 def test_it_learns_on_a_cortex_m_as_on_this_machine(name, part, tmp_path, record_property):
     write_program(name, tmp_path)
     strict = [CORTEX_COMPILER, *STRICT, *CORTEX[part], "-O2", "-fno-math-errno", "-ffreestanding", "-c", "tiny.c"]
@@ -97,7 +97,8 @@ def test_it_learns_on_a_cortex_m_as_on_this_machine(name, part, tmp_path, record
     instructions = int(text.split("ticks")[1]) * INSTRUCTIONS_PER_TICK / np.count_nonzero(expected)
     record_property("instructions", float(instructions))
     # A multiplication with an addition is one instruction and two operations, and operands are loaded and stored.
-    assert 0.5 < instructions / exported(name).footprint.operations < 6
+    # Operations of counts are not planned.
+    assert name in COUNTED or 0.5 < instructions / exported(name).footprint.operations < 6
 
 
 @needs_compiler

@@ -83,8 +83,9 @@ def test_a_state_moves_between_c_and_python_bit_for_bit(optimizer, size, tmp_pat
     assert other.learn(data[28])[1] == pytest.approx(python.learn(data[28]), rel=1e-4)
 
 
-def test_bfloat16_learns_as_well_and_moves_to_python(tmp_path):
-    texts = {numbers: c_vector_learner(build(), "tiny", numbers) for numbers in ("float32", "bfloat16")}
+@pytest.mark.parametrize(("short", "size"), [("bfloat16", 0.75), ("int16", 0.6)])
+def test_numbers_of_16_bits_learn_as_well_and_move_to_python(short, size, tmp_path):
+    texts = {numbers: c_vector_learner(build(), "tiny", numbers) for numbers in ("float32", short)}
     data, scores, losses = series(3000), {}, {}
     for numbers, text in texts.items():
         (tmp_path / numbers).mkdir()
@@ -94,11 +95,11 @@ def test_bfloat16_learns_as_well_and_moves_to_python(tmp_path):
             found.append(learner.predict("INPUTS"))
             scores[numbers] = learner.learn(vector)
         losses[numbers] = np.square(np.array(found[-1000:]) - data[-1000:]).mean()
-    assert losses["bfloat16"] < 1.1 * losses["float32"] < 0.7 * np.square(np.diff(data[-1000:], axis=0)).mean()
-    assert macro(texts["bfloat16"], "SAVED_SIZE") < 0.75 * macro(texts["float32"], "SAVED_SIZE")
+    assert losses[short] < 1.1 * losses["float32"] < 0.7 * np.square(np.diff(data[-1000:], axis=0)).mean()
+    assert macro(texts[short], "SAVED_SIZE") < size * macro(texts["float32"], "SAVED_SIZE")
     python, content = build(), learner.save()
     hf.load_c_state(python, content)
-    back = hf.save_c_state(python, "bfloat16")
+    back = hf.save_c_state(python, short)
     # All but the random number and the checksum.
     assert back[20:-16] == content[20:-16] and back[-12:] == content[-12:]
     assert learner.load(back) == OK

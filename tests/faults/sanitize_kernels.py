@@ -22,8 +22,8 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
 NAMES = (
-    "count_memory_cpu", "count_memory_large_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu",
-    "thread_pool_cpu", "training_cpu",
+    "count_memory_cpu", "count_memory_large_cpu", "count_memory_small_cpu", "linear_scan_cpu", "sensitivities_cpu",
+    "step_cpu", "thread_pool_cpu", "training_cpu",
 )  # fmt: skip
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
@@ -106,7 +106,8 @@ def exercise(folder: Path, cases: int) -> None:
     torch.set_num_threads(1)
     counts += (learn_blocks(),)
     assert count_memory_cpu.large_library()._name.startswith(str(folder))
-    counts += tuple(sum(run(count_memory_cpu, large) for large in (False, True)) for run in (read_counts, code_bytes))
+    sizes = {}, {"large": True}, {"small": True}
+    counts += tuple(sum(run(count_memory_cpu, size) for size in sizes) for run in (read_counts, code_bytes))
     import fuzz_forward
 
     fuzz_forward.prepare()
@@ -275,7 +276,7 @@ def learn_blocks() -> int:
     return count
 
 
-def read_counts(kernel, large: bool) -> int:
+def read_counts(kernel, size: dict[str, bool]) -> int:
     """Small and large windows, frozen and learning, with every kind of network; states and arrays of damaged files."""
     import numpy as np
     from count_memory_cases import KINDS, hostile_states, new_arrays, new_block, new_states
@@ -286,7 +287,7 @@ def read_counts(kernel, large: bool) -> int:
     sizes = ((0, 0), (0, 64), (512, 1), (4096, 64), (1 << 17, 16))
     all_rates = (Rates(), Rates(first_weights=0.02, learns=True), Rates(inserts=True))
     for (window, rows), rates, network, damaged in itertools.product(sizes, all_rates, (0, 8, 256), range(3)):
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, **size)
         arrays = new_arrays(kernel.Memory, shape)
         random = np.random.default_rng(count)
         if damaged == 2:
@@ -305,7 +306,7 @@ def read_counts(kernel, large: bool) -> int:
     return count
 
 
-def code_bytes(kernel, large: bool) -> int:
+def code_bytes(kernel, size: dict[str, bool]) -> int:
     """Encoders, also without room, and decoders of their codes and of random ones; memories and states as above."""
     import numpy as np
     from count_memory_cases import KINDS, bytes_of, hostile_states, new_arrays, new_states
@@ -315,7 +316,7 @@ def code_bytes(kernel, large: bool) -> int:
     count = 0
     kinds = itertools.product((0, 512, 1 << 17), (0, 16), (False, True), (False, True), (*KINDS, "brackets"))
     for window, rows, learns, damaged, kind in kinds:
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, **size)
         random = np.random.default_rng(count)
         symbols = np.ascontiguousarray(bytes_of(kind, 160).reshape(2, 80).T)
         network = (random.normal(size=(80, 2, 256)) * 5).astype(np.float32) if count % 3 else None

@@ -177,17 +177,19 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-SOURCES = {False: "count_memory_cpu.c", True: "count_memory_large_cpu.c"}  # of the kernel for memories that are large
+def kind_of(shape: MemoryShape) -> str:
+    """The kernel that reads memories of a shape."""
+    return "large_" if shape.large else "small_" if shape.small else ""
 
 
-def use_library(monkeypatch, kernel: ModuleType, path: str, large: bool) -> None:
+def use_library(monkeypatch, kernel: ModuleType, path: str, kind: str) -> None:
     """Another build of the kernel, with the types of the functions as in the module."""
     library = ctypes.CDLL(path)
     library.hf_count_memory_version()  # makes the tables
     for name in ("begin", "read", "insert", "begin_coder", "finish_coder", "code"):
         function = getattr(library, f"hf_count_memory_{name}")
         function.argtypes, function.restype = getattr(kernel._library, function.__name__).argtypes, None
-    if large:
-        monkeypatch.setattr(kernel, "large_library", lambda: library)
+    if kind:
+        monkeypatch.setattr(kernel, f"{kind}library", lambda: library)
     else:
         monkeypatch.setattr(kernel, "_library", library)

@@ -11,7 +11,6 @@ import pytest
 from count_memory_cases import (
     KINDS,
     SLOTS,
-    SOURCES,
     STEPS,
     TEXT,
     Outcome,
@@ -19,6 +18,7 @@ from count_memory_cases import (
     copied,
     differences,
     hostile_states,
+    kind_of,
     new_arrays,
     new_block,
     new_states,
@@ -47,7 +47,7 @@ except ImportError:
 
 needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 SHAPE = MemoryShape(SLOTS, TEXT, 512, 64)
-LARGE = SHAPE._replace(rows=16, large=True)
+LARGE, SMALL = SHAPE._replace(rows=16, large=True), SHAPE._replace(small=True)
 LEARNING = Rates(first_weights=0.02, refinement=30, learns=True)
 WINDOWS = [(0, 0), (0, 64), (512, 0), (512, 64), (4096, 64), (1 << 17, 16)]
 
@@ -79,6 +79,7 @@ def test_layout_and_first_values():
     for shape in (
         SHAPE,
         SHAPE._replace(large=True),
+        SMALL,
         MemoryShape(16, 64, 1 << 17, 1),
         MemoryShape(1 << 9, 1 << 12, 0, 0),
     ):
@@ -139,14 +140,15 @@ def test_wide_links_far_from_the_start():
 @needs_kernel
 @pytest.mark.parametrize("kind", [*KINDS, "brackets"])
 @pytest.mark.parametrize("rates", [Rates(), LEARNING, Rates(inserts=True, learns=True)])
-def test_large_memory(kind, rates):
-    """More contexts and sets, also from random states and arrays, and with the most open brackets."""
-    shape = LARGE
+@pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])
+def test_large_and_small_memories(shape, kind, rates):
+    """Other contexts, cells and sets, also from random states and arrays, and with the most open brackets."""
     pending = 16 * (rates == LEARNING)
     block = new_block(2, 40, kind=kind, network=256, targets=True, pending=pending, first=38)
     check(trained(shape), shape, new_states(shape, 2), rates, block, rounds=2)
     states = hostile_states(shape, 2)
-    states.view(shape.stream)["depth"][0] = (1 << 32) - 1
+    if shape.large:
+        states.view(shape.stream)["depth"][0] = (1 << 32) - 1
     check(trained(shape), shape, states, rates, block)
     random = np.random.default_rng(0)
     arrays = {
@@ -226,11 +228,11 @@ def recorded(shape):
     return cases
 
 
-both_shapes = pytest.mark.parametrize("shape", [SHAPE, LARGE], ids=["small", "large"])
+all_kinds = pytest.mark.parametrize("shape", [SHAPE, LARGE, SMALL], ids=["usual", "large", "small"])
 
 
 @needs_kernel
-@both_shapes
+@all_kinds
 @pytest.mark.parametrize("build", BUILDS)
 def test_every_compiler_gives_the_same_bits(build, shape, tmp_path, monkeypatch):
     """With `BASE_ONLY`, without the versions for instruction sets."""
@@ -244,9 +246,11 @@ def test_every_compiler_gives_the_same_bits(build, shape, tmp_path, monkeypatch)
         (tmp_path / source.name).write_text(text, encoding="utf-8")
     library = tmp_path / "built.so"
     command = [compiler, "-std=c11", "-ffp-contract=off", "-shared", "-fPIC", *options]
-    subprocess.run([*command, tmp_path / SOURCES[shape.large], "-o", library], check=True, capture_output=True)
+    subprocess.run(
+        [*command, tmp_path / f"count_memory_{kind_of(shape)}cpu.c", "-o", library], check=True, capture_output=True
+    )
     expected = recorded(shape)
-    use_library(monkeypatch, kernel, str(library), shape.large)
+    use_library(monkeypatch, kernel, str(library), kind_of(shape))
     for rates, block, outcome in expected:
         found = outcome_of(Memory, trained(shape), shape, new_states(shape, 2), rates, block)
         assert differences(found, outcome, shape) == []
@@ -279,7 +283,7 @@ def parts_of(outcome, shape, rates):
 
 @needs_kernel
 @pytest.mark.long
-@both_shapes
+@all_kinds
 @pytest.mark.parametrize("options", ["-O0", "-O3"])
 def test_arm_gives_the_same_bits(options, shape, tmp_path):
     compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
@@ -287,7 +291,7 @@ def test_arm_gives_the_same_bits(options, shape, tmp_path):
         pytest.skip("aarch64-linux-gnu-gcc or qemu-aarch64 is not installed")
     program = tmp_path / "read_one_block"
     command = [compiler, "-std=c11", "-ffp-contract=off", "-static", options, "-I", Path(kernel.__file__).parent]
-    command += ["-DLARGE"] * shape.large
+    command += ["-DLARGE"] * shape.large + ["-DSMALL"] * shape.small
     subprocess.run([*command, Path(__file__).with_name("read_one_block.c"), "-o", program], check=True)
     for rates, block, expected in recorded(shape):
         start = Outcome(trained(shape), new_states(shape, 2), block)
