@@ -67,7 +67,7 @@ PARTS = {
     ),
     "training-compiled": Part(
         12,
-        "benchmark_training.py --bf16 --compile --families memora hawk llama --rows s0 --streams 32",
+        "benchmark_training.py --bf16 --families memora --compiled memora hawk llama --rows s0 --streams 32",
         f"{_TINY} --families memora --block_size 16 --matrix_size 64",
     ),
     "tests": Part(

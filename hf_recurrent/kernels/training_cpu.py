@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 2  # of the structs in training_cpu.c
+_VERSION = 3  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -58,6 +58,10 @@ _functions = {
     for dtype, suffix in _TYPES.items()
     for name in ("products", *_TENSORS)
 }
+
+
+_table_order = _function("table_order")
+_table_order.restype = ctypes.c_int64
 
 
 def supports(dtype: torch.dtype) -> bool:
@@ -291,16 +295,26 @@ def table_sum(table: Tensor, lookups: Tensor) -> Tensor:
 def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the rows that [`table_sum`] read, ascending, and their gradients (n, width)."""
     width, group = table.shape[1], lookups.shape[-1]
-    ordered, order = lookups.flatten().sort(stable=True)
-    n = len(ordered)
-    ranks = torch.zeros_like(ordered)
-    torch.cumsum(ordered[1:] != ordered[:-1], 0, out=ranks[1:])
-    count = n if is_simulated() else int(ranks[-1]) + 1 if n else 0
+    lookups = lookups.flatten()
+    n = len(lookups)
+    ordered, order, ranks, count = table_order(lookups)
     found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
     given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
     given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
     _run_table("table_gradient", table, n, group, given)
     return found, values
+
+
+def table_order(lookups: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Lookups (n,), ascending and stable; their places; how many smaller ones differ; how many differ in all."""
+    n = count = len(lookups)
+    ordered, order, ranks, more = (torch.empty(size, dtype=torch.long) for size in (n, n, n, 2 * n))
+    if not is_simulated():
+        given = {"lookups": lookups, "order": order, "ranks": ranks, "values": more, "found": ordered}
+        pointers = dict.fromkeys(_TABLE, 0)
+        pointers |= {name: address(name, tensor, torch.long, tensor.numel()) for name, tensor in given.items()}
+        count = _table_order(struct.pack(f"=4q2d{len(_TABLE)}q", 1, n, 1, 1, 0.0, 0.0, *pointers.values()))
+    return ordered, order, ranks, count
 
 
 def table_adagrad(table: Tensor, sums: Tensor, rows: Tensor, grad: Tensor, rate: float, eps: float) -> None:
