@@ -8,7 +8,7 @@ CPU time. Models take turns; the best round counts. Without its GPU kernels Mamb
 so on a CPU it reads one stream at a time.
 
     python scripts/benchmark_training.py
-    python scripts/benchmark_training.py --compile --families memora hawk llama
+    python scripts/benchmark_training.py --families memora llama --compiled llama    # Llama through torch.compile too
     python scripts/benchmark_training.py --rows s0 s4 --device cuda --streams 32 --bf16
     python scripts/benchmark_training.py --units --block_size 512      # Memora with each recurrent unit
 
@@ -26,13 +26,14 @@ from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 class TrainedModel:
     """A model with its optimizer and its block."""
 
-    def __init__(self, family: str, row: str, options: argparse.Namespace):
+    def __init__(self, family: str, row: str, options: argparse.Namespace, compiled: bool = False):
         name, *unit = family.split("+")
+        self.name = f"{family}-{row} (compiled)" if compiled else f"{family}-{row}"
         self.model = bench.build_model("+".join([f"{name}-{row}", *unit]), options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
-        self.forward = torch.compile(self.model) if options.compile else self.model
+        self.forward = torch.compile(self.model) if compiled else self.model
         self.autocast = torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16)
         self.device, self.seconds = options.device, []
 
@@ -51,6 +52,7 @@ class TrainedModel:
 def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
     """The table's lines of one size."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
+    models |= {f"{family} compiled": TrainedModel(family, row, options, True) for family in options.compiled}
     kept = {family: bench.kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
     for _ in range(options.rounds):
@@ -61,7 +63,7 @@ def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
     lines = []
     for family, trained in models.items():
         rate, limit = rates[family], max(operations) / (6 * trained.model.num_parameters())
-        cells = (f"{family}-{row}", f"{trained.model.num_parameters():,}", f"{trained.streams}")
+        cells = (trained.name, f"{trained.model.num_parameters():,}", f"{trained.streams}")
         cells += (f"{rate:,.0f}", f"{limit:,.0f}", f"{rate / limit:.0%}", f"{rates[options.families[0]] / rate:.2f}")
         lines.append([*cells, f"{kept[family] / trained.input_ids.numel() / 1024:,.1f}"])
     return lines
@@ -71,7 +73,7 @@ def main() -> None:
     """Print the table."""
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
+    parser.add_argument("--compiled", nargs="+", choices=bench.FAMILIES, default=[], help="through torch.compile too")
     parser.add_argument("--units", action="store_true", help="compare the recurrent units instead of families")
     options = bench.parse_and_set_up(parser)
     if options.units:
@@ -79,7 +81,7 @@ def main() -> None:
     lines = [line for row in options.rows for line in measure_row(row, options)]
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]
-    ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16, *["compiled"] * options.compile]
+    ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16]
     title = f"Training step, {', '.join(ways)}; {bench.conditions(options.device)}"
     if options.device.type == "cuda":
         title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"

@@ -54,7 +54,7 @@ PARTS = {
     "scan-bfloat16": Part(10, f"benchmark_scan.py --dtype bfloat16 --backends {_PEERS}", _TINY_SCAN),
     "training": Part(9, f"{_BF16} --rows s0 s4 --matrix_size 8192", _TINY_TRAINING),
     "training-float32": Part(6, "benchmark_training.py --rows s0 s4 --streams 32 --matrix_size 8192", _TINY_TRAINING),
-    "training-compiled": Part(12, f"{_BF16} --compile --families memora hawk llama --rows s0", _TINY_TRAINING),
+    "training-compiled": Part(12, f"{_BF16} --families memora --compiled memora hawk llama --rows s0", _TINY_TRAINING),
     "tests": Part(
         14, "-m pytest -q -p no:cacheprovider ../tests/kernels/test_linear_scan_triton.py", "--collect-only"
     ),

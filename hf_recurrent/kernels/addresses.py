@@ -1,6 +1,7 @@
 """Addresses of tensors: every pointer that a compiled kernel gets is checked here, because the kernel checks none."""
 
 from collections.abc import Iterable
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -43,6 +44,18 @@ def check_readable(
 
 def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
     """The address of a tensor on the CPU that passes [`check_readable`]."""
+    usual = (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype is dtype
+        and tensor.numel() == elements
+        and not (tensor.is_neg() or tensor.is_conj())
+        and (strided or tensor.is_contiguous())
+        and _required_bytes(tensor) <= tensor.untyped_storage().nbytes()
+    )
+    if usual and (pointer := tensor.data_ptr()):
+        return pointer
     check_readable(name, tensor, dtype, elements, strided=strided)
     pointer = tensor.data_ptr()
     if elements and not pointer:
@@ -80,5 +93,5 @@ def _required_bytes(tensor: Tensor) -> int:
     if tensor.is_contiguous():
         elements = tensor.numel()
     else:  # not empty: an empty tensor is contiguous
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        elements = 1 + sum(map(mul, tensor.shape, strides := tensor.stride())) - sum(strides)
     return (tensor.storage_offset() + elements) * tensor.element_size() if elements else 0

@@ -50,21 +50,39 @@ INLINE TARGET void NAME(moments)(int64_t width, const REAL *x, REAL eps, REAL *m
 
 /* ---- LN( GeLU(LN(gate)) ∘ LN(value) ), as in modeling/block/gated_norm.py ---- */
 
+/* Sums of a row wait for each other, so some rows go through each of the three steps together. */
+#define TOGETHER 4
+#define EACH_ROW \
+    for (int64_t row = begin; row < stop; row++)
+
 TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
-    for (int64_t row = first; row < end; row++) {
-        READ_ROW(gate);
-        READ_ROW(value);
-        WRITE_ROW(to);
-        REAL *m = (REAL *)one->moments + row * 6;
-        NAME(moments)(width, gate, (REAL)one->eps, m, m + 1);
-        NAME(moments)(width, value, (REAL)one->eps, m + 2, m + 3);
-        EACH_VECTOR
-            PUT(to, NAME(gelu_of)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
-        NAME(moments)(width, to, (REAL)one->eps, m + 4, m + 5);
-        EACH_VECTOR
-            PUT(to, (OF(to) - m[4]) * m[5]);
+    const REAL eps = (REAL)one->eps;
+    for (int64_t begin = first; begin < end; begin += TOGETHER) {
+        const int64_t stop = begin + TOGETHER < end ? begin + TOGETHER : end;
+        REAL *moments = (REAL *)one->moments;
+        EACH_ROW {
+            READ_ROW(gate);
+            READ_ROW(value);
+            NAME(moments)(width, gate, eps, moments + row * 6, moments + row * 6 + 1);
+            NAME(moments)(width, value, eps, moments + row * 6 + 2, moments + row * 6 + 3);
+        }
+        EACH_ROW {
+            READ_ROW(gate);
+            READ_ROW(value);
+            WRITE_ROW(to);
+            const REAL *m = moments + row * 6;
+            EACH_VECTOR
+                PUT(to, NAME(gelu_of)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
+        }
+        EACH_ROW {
+            WRITE_ROW(to);
+            REAL *m = moments + row * 6;
+            NAME(moments)(width, to, eps, m + 4, m + 5);
+            EACH_VECTOR
+                PUT(to, (OF(to) - m[4]) * m[5]);
+        }
     }
 }
 

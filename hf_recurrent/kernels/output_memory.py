@@ -22,6 +22,7 @@ from torch import Tensor
 _SMALLEST = 1 << 17  # bytes; malloc keeps smaller ones by itself
 _KEPT = 1 << 28  # bytes that may lie unused
 _ROOM = 1.125  # of all blocks over what was in use at once
+_NUMBER_TYPES = {torch.float32: np.float32, torch.float64: np.float64}  # others take a longer way
 _simulated = ContextVar("simulated_kernels", default=False)
 
 
@@ -58,8 +59,8 @@ class OutputMemory:
     def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
         self._on_new, self._kept = on_new, kept
         self._used_bytes = self._unused_bytes = self._most_used = 0
-        self._used: dict[int, tuple[weakref.ref[np.ndarray], Tensor]] = {}
-        self._free: dict[int, Tensor] = {}  # by number; the oldest first
+        self._used: dict[int, tuple[weakref.ref[np.ndarray], np.ndarray]] = {}
+        self._free: dict[int, np.ndarray] = {}  # by number; the oldest first
         self._numbers_of: defaultdict[int, list[int]] = defaultdict(list)  # by size; some are gone
         self._numbers = itertools.count()
         # The garbage collector may give blocks back in any thread, also in one that is in here.
@@ -73,15 +74,20 @@ class OutputMemory:
         if is_simulated():  # with its share of what lies unused
             elements = int(_ROOM * _block_bytes(size)) // dtype.itemsize
             return torch.empty(elements, dtype=dtype, device="cpu")[: shape.numel()].view(shape)
-        block = self._take(_block_bytes(size))
-        array = block.numpy()  # owned by the tensor's storage, so that both end together
-        reference = weakref.ref(array, self._give_back)
+        number_type = _NUMBER_TYPES.get(dtype)
         with self._lock:
+            block = self._take(_block_bytes(size))
+            # An array of its own for each tensor, owned by the tensor's storage, so that both end together.
+            array = block[:size] if number_type is None else np.ndarray(shape, number_type, block)
+            reference = weakref.ref(array, self._give_back)
             self._used[id(reference)] = reference, block  # an array has no hash, and so has no reference to it
             self._used_bytes += block.nbytes
             self._most_used = max(self._most_used, self._used_bytes)
+        tensor = torch.from_numpy(array)
+        if number_type is not None:
+            return tensor
         # set_, because a view would be a view to autograd too.
-        return torch.empty(0, dtype=dtype, device="cpu").set_(torch.from_numpy(array).untyped_storage(), 0, shape)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(tensor.untyped_storage(), 0, shape)
 
     def unused_bytes(self) -> int:
         return self._unused_bytes
@@ -89,17 +95,17 @@ class OutputMemory:
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def _take(self, size: int) -> Tensor:
-        with self._lock:
-            numbers = self._numbers_of[size]
-            while numbers:
-                block = self._free.pop(numbers.pop(), None)
-                if block is not None:
-                    self._unused_bytes -= size
-                    return block
+    def _take(self, size: int) -> np.ndarray:
+        """A block of bytes; the lock is held."""
+        numbers = self._numbers_of[size]
+        while numbers:
+            block = self._free.pop(numbers.pop(), None)
+            if block is not None:
+                self._unused_bytes -= size
+                return block
         block = torch.empty(size, dtype=torch.uint8, device="cpu")
         self._on_new(block)
-        return block
+        return block.numpy()
 
     def _give_back(self, reference: weakref.ref) -> None:
         with self._lock:

@@ -1,5 +1,16 @@
 /* Tables of which a step reads and changes few rows. Lookups are numbers of rows, `group` of them for each output. */
 
+#define AHEAD 8 /* rows that are asked for before they are read: no processor knows which row is next */
+
+INLINE TARGET void NAME(prefetch_row)(const struct table *one, int64_t number, int64_t count)
+{
+    if (number >= count)
+        return;
+    const char *row = (const char *)((const REAL *)one->table + ((const int64_t *)one->lookups)[number] * one->width);
+    for (int64_t byte = 0; byte < one->width * (int64_t)sizeof(REAL); byte += 64)
+        __builtin_prefetch(row + byte);
+}
+
 /* to[i] = sum of the rows of group i. */
 TARGET static void NAME(table_sum)(const struct table *one, int64_t first, int64_t end)
 {
@@ -7,6 +18,8 @@ TARGET static void NAME(table_sum)(const struct table *one, int64_t first, int64
     for (int64_t row = first; row < end; row++) {
         const int64_t *group = lookups + row * one->group;
         REAL *to = (REAL *)one->values + row * width;
+        for (int64_t g = 0; g < one->group; g++)
+            NAME(prefetch_row)(one, (row + 1) * one->group + g, end * one->group);
         EACH_VECTOR {
             VECTOR sum = {0};
             for (int64_t g = 0; g < one->group; g++)
@@ -47,6 +60,9 @@ TARGET static void NAME(table_adagrad)(const struct table *one, int64_t first, i
         const REAL *gradient = (const REAL *)one->grad + number * width;
         REAL *row = (REAL *)one->table + lookups[number] * width, *sum = (REAL *)one->sums + lookups[number];
         VECTOR squares = {0};
+        NAME(prefetch_row)(one, number + AHEAD, end);
+        if (number + AHEAD < end)
+            __builtin_prefetch((const REAL *)one->sums + lookups[number + AHEAD], 1);
         EACH_VECTOR
             squares += OF(gradient) * OF(gradient);
         *sum += NAME(sum)(&squares) / width;
@@ -55,3 +71,4 @@ TARGET static void NAME(table_adagrad)(const struct table *one, int64_t first, i
             PUT(row, OF(row) - OF(gradient) * rate);
     }
 }
+#undef AHEAD

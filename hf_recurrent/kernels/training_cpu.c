@@ -8,7 +8,7 @@
 #include "thread_pool.h"
 #include <math.h>
 
-#define VERSION 2 /* of the structs; raise it with every change */
+#define VERSION 3 /* of the structs; raise it with every change */
 #define CHUNK 64  /* rows whose sums over rows are added up in order */
 
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
@@ -131,3 +131,41 @@ EXPORT_PASSES(rms_norm_backward, rms_norm)
 EXPORT_PASSES(table_sum, table)
 EXPORT_PASSES(table_gradient, table)
 EXPORT_PASSES(table_adagrad, table)
+
+#define DIGIT 11 /* bits of a pass over the numbers */
+
+/* Sort `rows` lookups into `found`, equal ones in their order: their places go to `order`, and to `ranks` how many smaller
+ * numbers there are. `values` is memory for two more columns. Returns how many differ. */
+EXPORT int64_t hf_table_order(const struct table *one)
+{
+    const int64_t rows = one->rows;
+    int64_t *numbers[2] = {(int64_t *)one->found, (int64_t *)one->values}, *ranks = (int64_t *)one->ranks;
+    int64_t *places[2] = {(int64_t *)one->order, (int64_t *)one->values + rows};
+    const int64_t *number = (const int64_t *)one->lookups, *place = NULL;
+    uint64_t bits = 1;
+    for (int64_t i = 0; i < rows; i++)
+        bits |= (uint64_t)number[i];
+    int left = 0; /* passes, of which the last one ends in `found` */
+    for (; bits; bits >>= DIGIT)
+        left++;
+    for (int shift = 0; left-- > 0; shift += DIGIT) {
+        int64_t begins[1 << DIGIT] = {0}, sum = 0, *to = numbers[left % 2], *to_place = places[left % 2];
+#define DIGIT_OF(number) ((uint64_t)(number) >> shift & ((1 << DIGIT) - 1))
+        for (int64_t i = 0; i < rows; i++)
+            begins[DIGIT_OF(number[i])]++;
+        for (int digit = 0; digit < 1 << DIGIT; digit++) {
+            const int64_t count = begins[digit];
+            begins[digit] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = begins[DIGIT_OF(number[i])]++;
+            to[at] = number[i];
+            to_place[at] = place ? place[i] : i;
+        }
+        number = to, place = to_place;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        ranks[i] = i ? ranks[i - 1] + (number[i] != number[i - 1]) : 0;
+    return rows ? ranks[rows - 1] + 1 : 0;
+}

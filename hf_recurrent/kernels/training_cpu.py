@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .addresses import address, addresses
+from .addresses import address
 from .compiled import load_library
 from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 2  # of the structs in training_cpu.c
+_VERSION = 3  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -60,6 +60,10 @@ _functions = {
 }
 
 
+_table_order = _function("table_order")
+_table_order.restype = ctypes.c_int64
+
+
 def supports(dtype: torch.dtype) -> bool:
     """True for the types that the kernels compute in."""
     return dtype in _TYPES
@@ -94,31 +98,39 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         rounded: round the elements of a and b, in float32, to bfloat16; sums are in float32. It needs
             [`has_bf16_products`].
     """
-    dtype, threads = products[0][0].dtype, 1
+    dtype = products[0][0].dtype
     if is_simulated():
         simulated = [_panels(b, dtype) for a, b, _, _ in products if a.stride(1) == 1]
         del simulated  # all of them at once, as below
         return
-    if sum(a.numel() * b.shape[1] for a, b, _, _ in products) >= _SERIAL_PRODUCTS:
-        threads = free_threads()
-    packed, fields, before = {}, [threads, len(products), rounded], None
-    kept = []  # copies live until the call
+    packed, fields, before, operations = {}, [1, len(products), rounded], None, 0
+    kept = []  # copies and packed matrices live until the call
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
-        a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
+        a_row, a_depth, b_depth, b_column = *a.stride(), *b.stride()
+        if a_row != 1 and a_depth != 1:
+            a = a.contiguous()
+            a_row, a_depth = a.stride()
+        if b_depth != 1 and b_column != 1:
+            b = b.contiguous()
+            b_depth, b_column = b.stride()
         kept.append((a, b))
-        is_transposed = a.stride(1) != 1
-        found = b.data_ptr(), b.stride(), b.shape
-        if is_new := not is_transposed and found not in packed:
-            packed[found] = _panels(b, dtype)
+        b_address = address("b", b, dtype, depth * width, strided=True)
+        to_address = address("to", to, dtype, rows * width, strided=True)
+        panels, is_new = 0, False
+        if a_depth == 1:
+            found = b_address, b_depth, b_column, depth, width
+            if is_new := found not in packed:
+                packed[found] = _panels(b, dtype)
+            panels = packed[found].data_ptr()
         fields += (
-            rows, depth, width,
-            address("a", a, dtype, rows * depth, strided=True), *a.stride(),
-            address("b", b, dtype, depth * width, strided=True), *b.stride(),
-            address("to", to, dtype, rows * width, strided=True), to.stride(0), add,
-            0 if is_transposed else packed[found].data_ptr(), is_new, add and to.data_ptr() == before,
+            rows, depth, width, address("a", a, dtype, rows * depth, strided=True), a_row, a_depth,
+            b_address, b_depth, b_column, to_address, to.stride(0), add,
+            panels, is_new, add and to_address == before,
         )  # fmt: skip
-        before = to.data_ptr()
+        before, operations = to_address, operations + rows * depth * width
+    if operations >= _SERIAL_PRODUCTS:
+        fields[0] = free_threads()
     _functions["products", dtype](struct.pack(f"={len(fields)}q", *fields))
 
 
@@ -146,13 +158,11 @@ def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[
     if is_simulated():
         return
     threads = free_threads() if sizes[0] * sizes[1] >= _SERIAL_ELEMENTS else 1
-    pointers = []
-    for each in _TENSORS[name]:
-        tensor, elements = given.get(each, (None, 0))
-        kind = torch.long if each in _INTEGERS else dtype
-        pointers += [0] if tensor is None else addresses({each: tensor}, ((each, elements),), kind)
+    pointers = dict.fromkeys(_TENSORS[name], 0)
+    for each, (tensor, elements) in given.items():
+        pointers[each] = address(each, tensor, torch.long if each in _INTEGERS else dtype, elements)
     layout = f"={1 + len(sizes)}q{len(numbers)}d{len(pointers)}q"
-    _functions[name, dtype](struct.pack(layout, threads, *sizes, *numbers, *pointers))
+    _functions[name, dtype](struct.pack(layout, threads, *sizes, *numbers, *pointers.values()))
 
 
 def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -285,16 +295,26 @@ def table_sum(table: Tensor, lookups: Tensor) -> Tensor:
 def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the rows that [`table_sum`] read, ascending, and their gradients (n, width)."""
     width, group = table.shape[1], lookups.shape[-1]
-    ordered, order = lookups.flatten().sort(stable=True)
-    n = len(ordered)
-    ranks = torch.zeros_like(ordered)
-    torch.cumsum(ordered[1:] != ordered[:-1], 0, out=ranks[1:])
-    count = n if is_simulated() else int(ranks[-1]) + 1 if n else 0
+    lookups = lookups.flatten()
+    n = len(lookups)
+    ordered, order, ranks, count = table_order(lookups)
     found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
     given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
     given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
     _run_table("table_gradient", table, n, group, given)
     return found, values
+
+
+def table_order(lookups: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Lookups (n,), ascending and stable; their places; how many smaller ones differ; how many differ in all."""
+    n = count = len(lookups)
+    ordered, order, ranks, more = (torch.empty(size, dtype=torch.long) for size in (n, n, n, 2 * n))
+    if not is_simulated():
+        given = {"lookups": lookups, "order": order, "ranks": ranks, "values": more, "found": ordered}
+        pointers = dict.fromkeys(_TABLE, 0)
+        pointers |= {name: address(name, tensor, torch.long, tensor.numel()) for name, tensor in given.items()}
+        count = _table_order(struct.pack(f"=4q2d{len(_TABLE)}q", 1, n, 1, 1, 0.0, 0.0, *pointers.values()))
+    return ordered, order, ranks, count
 
 
 def table_adagrad(table: Tensor, sums: Tensor, rows: Tensor, grad: Tensor, rate: float, eps: float) -> None:

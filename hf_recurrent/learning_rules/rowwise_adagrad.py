@@ -33,6 +33,10 @@ def coalesced(gradient: torch.Tensor) -> torch.Tensor:
     indices, values = gradient._indices()[0], gradient._values()
     if not len(indices):
         return gradient.coalesce()
+    if bool((indices[1:] > indices[:-1]).all()):  # autograd stores a gradient without the mark that it is coalesced
+        return torch.sparse_coo_tensor(
+            indices[None], values, gradient.shape, is_coalesced=True, check_invariants=False
+        )
     rows, numbers = torch.unique(indices, return_inverse=True)
     order, counts = torch.argsort(numbers, stable=True), torch.bincount(numbers, minlength=len(rows))
     sums = nn.functional.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")

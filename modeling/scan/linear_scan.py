@@ -85,7 +85,8 @@ def linear_scan(
         return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad)
     if needs_grad or _is_transformed():
-        return _LinearScan.apply(a, b, initial_state, reset_mask, backend)
+        scan = _LinearScan if _is_transformed() else _LinearScanInEagerMode
+        return scan.apply(a, b, initial_state, reset_mask, backend)
     with torch.no_grad():
         return functions.scan_forward(a, b, initial_state, reset_mask)
 
@@ -264,8 +265,7 @@ def _vmapped(scan: Callable) -> Callable:
 
 
 class _LinearScan(torch.autograd.Function):
-    """Eager mode, where calling the operator costs more than twice as much, and torch.func, which cannot
-    differentiate an operator that is defined in Python."""
+    """For torch.func, which cannot differentiate an operator that is defined in Python."""
 
     @staticmethod
     def forward(a, b, state, reset_mask, backend):
@@ -277,6 +277,21 @@ class _LinearScan(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *args):
         return _vmapped(_LinearScan.apply)(info, in_dims, *args)
+
+
+class _LinearScanInEagerMode(torch.autograd.Function):
+    """As [`_LinearScan`], without its `setup_context`, for which torch inspects the signature of `forward` each time.
+
+    Calling the operator costs more than twice as much.
+    """
+
+    @staticmethod
+    def forward(ctx, a, b, state, reset_mask, backend):
+        output = _LinearScan.forward(a, b, state, reset_mask, backend)
+        _save_for_backward(ctx, (a, b, state, reset_mask, backend), output)
+        return output
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
 
 
 def _is_transformed() -> bool:

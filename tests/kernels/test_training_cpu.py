@@ -210,27 +210,36 @@ def test_rms_norm(dtype, shape, has_weight):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("outputs", [1, 63, 64, 65, 400])
-def test_tables(dtype, outputs):
+@pytest.mark.parametrize(("outputs", "size"), [(1, 90), (63, 90), (64, 90), (65, 90), (400, 90), (400, 5_000)])
+def test_tables(dtype, outputs, size):
     """Sums of rows, their gradients as torch's sparse ones, and a step of row-wise Adagrad in its definition."""
     generator = torch.Generator().manual_seed(outputs)
-    table, grad = numbers(90, 37, dtype=dtype), numbers(outputs, 37, dtype=dtype, seed=1)
-    lookups = torch.randint(0, 90, (outputs, 5), generator=generator) // torch.randint(
+    table, grad = numbers(size, 37, dtype=dtype), numbers(outputs, 37, dtype=dtype, seed=1)
+    lookups = torch.randint(0, size, (outputs, 5), generator=generator) // torch.randint(
         1, 9, (outputs, 1), generator=generator
     )
     assert_near(training_cpu.table_sum(table, lookups), table.double()[lookups].sum(1), dtype)
-    expected = torch.zeros(90, 37, dtype=torch.float64)
+    expected = torch.zeros(size, 37, dtype=torch.float64)
     expected.index_add_(0, lookups.flatten(), grad.double().repeat_interleave(5, 0))
     rows, values = training_cpu.table_gradient(table, lookups, grad)
     assert torch.equal(rows, lookups.unique())
     assert_near(values, expected[rows], dtype, 8)
-    sums, before = numbers(90, dtype=dtype, seed=2).abs(), table.clone()
+    sums, before = numbers(size, dtype=dtype, seed=2).abs(), table.clone()
     new = sums.double()[rows] + values.double().square().mean(1)
     after = before.double()
     after[rows] -= values.double() * (0.1 / (new.sqrt() + 1e-10))[:, None]
     training_cpu.table_adagrad(table, sums, rows, values, 0.1, 1e-10)
     assert_near(sums[rows], new, dtype, 4)
     assert_near(table, after, dtype, 4)
+
+
+def test_rows_with_large_numbers():
+    """Each of the passes of the sort; no table has as many rows, so that only the order is looked at."""
+    numbers_of_rows = torch.tensor([[2**40, 7, 2**22, 2**40], [2**11, 0, 7, 2**33 + 1]])
+    ordered, order, ranks, count = training_cpu.table_order(numbers_of_rows.flatten())
+    expected = numbers_of_rows.flatten().sort(stable=True)
+    assert torch.equal(ordered, expected.values) and torch.equal(order, expected.indices)
+    assert ranks.tolist() == [0, 1, 1, 2, 3, 4, 5, 5] and count == 6
 
 
 def test_no_rows_of_a_table():
