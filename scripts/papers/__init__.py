@@ -34,6 +34,7 @@ EXPERIMENTS = {
     ),
     "drift": ("learner.drift", "a stream that changes its language, with learning on and off"),
     "drift-rules": ("learner.drift", "the same stream by learning rule and optimizer, with their processor time"),
+    "task-rules": ("learner.task_rules", "flip-flop and copying as a stream, by learning rule and optimizer"),
     "mgrade-table1": ("mgrade.table1", "mGRADE, Table 1: TCNs and minGRU of equal size, image pixels as sequences"),
     "mgrade-table2": ("mgrade.table2", "mGRADE, Table 2: learned positions of the taps against fixed ones"),
     "mgrade-full-resolution": ("mgrade.full_resolution", "mGRADE, Table 1: digits of 784 and 1,024 steps"),

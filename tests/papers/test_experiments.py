@@ -29,6 +29,7 @@ SHORT = {
     "online-long-range": {"steps": 2, "batch_size": 4, "num_tested": 20, "num_examples": 20, "length": 16},
     "drift": {"segment_bytes": 80, "window": 40},
     "drift-rules": {"segment_bytes": 80, "window": 40},
+    "task-rules": {"stream_bytes": 200, "num_tested": 4},
     "scaling": {"bytes": 2048, "eval_bytes": 2000},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},

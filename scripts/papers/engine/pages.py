@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.factors import AS_RECORDED, FactorStudy, confidence_interval
+from papers.engine.factors import AS_RECORDED, FactorStudy
+from papers.engine.intervals import confidence_interval
 from papers.engine.processor_time import core_seconds
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.rows_file import find_row, read_rows, report_path, rows_path, write_text

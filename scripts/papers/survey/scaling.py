@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.factors import confidence_interval
+from papers.engine.intervals import confidence_interval, in_interval
 from papers.engine.pictures import split_axes
 from papers.engine.training import build_model, run_trainer, split_corpus, steps_of
 from papers.smt.models import SMT_DMT, build_pair
@@ -238,14 +238,6 @@ def laws_of(rows: Sequence[Settings]) -> dict[int, dict[str, float]]:
         )
         for seed, own in by_seed.items()
     }
-
-
-def in_interval(values: Sequence[float]) -> str:
-    """The mean with its 95 % interval."""
-    if not values or np.isnan(values).any():
-        return "-"
-    bounds = confidence_interval(values)
-    return f"{statistics.fmean(values):.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
 
 
 def _worth_of_contexts(rows: Sequence[Settings]) -> str:
