@@ -20,6 +20,7 @@ EXPERIMENTS = {
     "recall": ("survey.recall", "survey, Table 6: induction heads and associative recall"),
     "string-copying": ("survey.string_copying", "survey, Figure 20: examples needed to copy strings, and longer ones"),
     "scaling": ("survey.scaling", "our own: bits per byte over parameters and bytes, seven families, fitted"),
+    "carried-state": ("survey.carried_state", "our own: long documents with the state carried, and passages recalled"),
     "long-range-arena": ("survey.long_range_arena", "survey, Table 7: expressions, texts and images classified"),
     "online-memora": ("memora.online", "Memora, Figure 5: one byte at a time, RTRL against one-step BPTT"),
     "online-copy": ("online_learning.copying", "online learning, Table 1: learning rules on the copy task"),

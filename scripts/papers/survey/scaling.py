@@ -18,14 +18,14 @@ from papers.smt.training import method_values, train_smt_dmt
 # Millions of dense parameters → layers.
 SCALES = {0.1: 2, 0.3: 3, 1.0: 4, 3.0: 6}
 _PLAIN, _MIXED = "Memora", "Memora with counts and n-grams"
-_CONTEXTS: Settings = {
+CONTEXTS: Settings = {
     "ngram_orders": [2, 3, 4, 5, 6], "ngram_rows": 16_384, "count_memory_slots": 65_536, "count_memory_text": 1 << 21,
 }  # fmt: skip
 _RECURRENT: Settings = {"preset": "memora-tiny", "widths": (48, 72, 120, 176), "block_size": 16}
 # With fewer than 64 streams, one file in a few weighs too much. Llama carries no state: its contexts are longer.
 FAMILIES: dict[str, Settings] = {
     _PLAIN: _RECURRENT,
-    _MIXED: {**_RECURRENT, "fields": _CONTEXTS},
+    _MIXED: {**_RECURRENT, "fields": CONTEXTS},
     "Hawk": {"preset": "hawk-tiny", "widths": (48, 72, 112, 168), "block_size": 16},
     "mGRADE": {"preset": "mgrade-tiny", "widths": (72, 112, 192, 280), "block_size": 16},
     "Mamba2": {"preset": "mamba2-s0", "widths": (56, 80, 136, 192), "block_size": 16},
