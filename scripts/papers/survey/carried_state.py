@@ -48,11 +48,11 @@ class CarriedState(Experiment):
     sizes = {
         "small": {
             "widths": {"hidden_size": 64, "state_size": 96}, "bytes": 262_144, "tested": 100_000,
-            "lengths": [16, 200, 3000, 100_000], "distances": [300, 3000, 100_000],
+            "lengths": [16, 1000, 100_000], "distances": [1000, 100_000],
         },
         "paper": {
             "widths": {"hidden_size": 256, "state_size": 384}, "bytes": 29_360_128, "tested": 1_000_000,
-            "lengths": [16, 200, 3000, 100_000, 1_000_000], "distances": [300, 3000, 100_000, 1_000_000],
+            "lengths": [16, 1000, 100_000, 1_000_000], "distances": [1000, 100_000, 1_000_000],
         },
     }  # fmt: skip
 
