@@ -49,6 +49,7 @@ class TaskRules(Experiment):
     )
     metric = "accuracy at what is asked"
     percent = True
+    optional = ("update_every",)
     shared = {"preset": "memora-tiny", "num_tested": 500}
     sizes = {
         "small": {"stream_bytes": 20_000, "fields": {"hidden_size": 64, "state_size": 96}},
@@ -73,8 +74,8 @@ class TaskRules(Experiment):
         model = build_model(
             settings["preset"], 256, settings["seed"], **settings["fields"], recurrent_unit=settings["unit"]
         )
-        kept = ("rule", "stride", "optimizer", "learning_rate")
-        learner = OnlineLearner(model, window=1000, **{key: settings[key] for key in kept})
+        fields = ("rule", "stride", "optimizer", "learning_rate", "update_every")
+        learner = OnlineLearner(model, window=1000, **{key: settings[key] for key in fields if key in settings})
         stream = itertools.islice(task_bytes(settings), settings["stream_bytes"])
         with measured_run() as record:
             for _ in learner.learn(bytes(stream), 1000):
