@@ -20,6 +20,7 @@ _WITH_BIT = {"begins_with_a_bit": True}
 _PLACES = {"memories per block": {"8": {"timesteps": 8, "smt": {"block_size": 32 + 16 + 7}}}}
 _ARITHMETIC = "modular arithmetic"
 _HEADS = "induction heads"
+_IMMEDIATE, _EXACT = (f"flip-flop: GLRU, {rule}, AdamW" for rule in ("immediate derivatives", "RTRL"))
 
 _ALL = (
     FactorStudy(
@@ -222,6 +223,18 @@ _ALL = (
         fixed={"detached": {}, "joint": {}},
         where={"x": 1},
         factors={"length": {"16": {"task": "retrieval,vocab_size=8,length=16"}}},
+    ),
+    FactorStudy(
+        "why-exact-on-tasks",
+        "task-rules",
+        "RTRL learns flip-flop from a stream, immediate derivatives do not.",
+        first=(_IMMEDIATE, None),
+        second=(_EXACT, None),
+        fixed={_IMMEDIATE: {"learning_rate": 3e-3}, _EXACT: {"learning_rate": 3e-3}},  # the best of three for both
+        factors={
+            "learning rate": {"0.0003": {"learning_rate": 3e-4}},
+            "bytes of an update": {"16": {"update_every": 16}},
+        },
     ),
     FactorStudy(
         "why-snap1-and-depth",

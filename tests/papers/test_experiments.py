@@ -29,6 +29,15 @@ SHORT = {
     "online-long-range": {"steps": 2, "batch_size": 4, "num_tested": 20, "num_examples": 20, "length": 16},
     "drift": {"segment_bytes": 80, "window": 40},
     "drift-rules": {"segment_bytes": 80, "window": 40},
+    "task-rules": {"stream_bytes": 200, "num_tested": 4},
+    "carried-state": {
+        "bytes": 1024,
+        "tested": 400,
+        "lengths": [16, 200],
+        "distances": [40, 100],
+        "passage": 20,
+        "passages": 2,
+    },
     "scaling": {"bytes": 2048, "eval_bytes": 2000},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
@@ -67,6 +76,7 @@ def corpus(tmp_path, monkeypatch):
     texts.mkdir()
     for number in range(40):
         (texts / f"{number}.txt").write_text(f"story {number}: " + "once upon a time. " * 20)
+    (tmp_path / "texts.txt").write_text("once upon a time. " * 1000)
     return str(texts)
 
 
@@ -95,6 +105,8 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
             settings["corpus"] = corpus
         if "python" in settings:
             settings["python"] = corpus
+        if settings.get("text") == "book.txt":
+            settings["text"] = f"{corpus}.txt"
         if "data" in settings:
             settings["data"] = write_digits("t10k", 40, side=8)
         rows.append({**settings, **experiment.run(settings)})

@@ -1,30 +1,16 @@
 """Causes: two measurements of an experiment compared again, with one setting at a time changed."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.intervals import confidence_interval, in_interval
 from papers.engine.processor_time import core_seconds, in_words
 
 AS_RECORDED = "as recorded"
-# Two-sided 95 % quantiles of Student's t, by the number of values.
-_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 # Label of a point, and its place on the x axis or None.
 Point = tuple[str, str | None]
-
-
-def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean by Student's t of 2 to 10 values; None of one.
-
-    Raises:
-        KeyError: more values than the table of quantiles has.
-    """
-    if len(values) < 2:
-        return None
-    half = _QUANTILES[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
 class FactorStudy(Experiment):
@@ -146,12 +132,13 @@ class FactorStudy(Experiment):
                 continue
             means = [f"{statistics.fmean(side) * scale:{form}}" for side in zip(*pairs, strict=True)]
             differences = [(second - first) * scale for first, second in pairs]
-            cell = f"{statistics.fmean(differences):+{form}}"
-            if bounds := confidence_interval(differences):
-                cell += f" [{bounds[0]:+{form}}, {bounds[1]:+{form}}]"
-            lines.append(
-                f"| {level} | {' | '.join(means)} | {cell} | {len(pairs)} | {in_words(sum(map(core_seconds, own)))} |"
-            )
+            cells = [
+                *means,
+                in_interval(differences, f"+{form}"),
+                str(len(pairs)),
+                in_words(sum(map(core_seconds, own))),
+            ]
+            lines.append(f"| {level} | {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
 
     def scale_and_form(self) -> tuple[int, str]:

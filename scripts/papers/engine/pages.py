@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.factors import AS_RECORDED, FactorStudy, confidence_interval
+from papers.engine.factors import AS_RECORDED, FactorStudy
+from papers.engine.intervals import confidence_interval
 from papers.engine.processor_time import core_seconds
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.rows_file import find_row, read_rows, report_path, rows_path, write_text
@@ -41,13 +42,18 @@ def computed_section(experiment: Experiment, folder: Path, text: str | None = No
     Args:
         text: the section so far, whose command says which seeds it has; by default those of the experiment.
     """
+    command, seeds = _command_and_seeds(experiment, text)
+    picture = report_path(experiment, SIZE, folder).with_suffix(".png").name
+    return section(experiment, SIZE, recorded_rows(experiment, seeds, folder), picture, command)
+
+
+def _command_and_seeds(experiment: Experiment, text: str | None) -> tuple[str, Sequence[int]]:
     seeds = experiment.default_seeds(SIZE)
     command = _COMMAND.search(text)[1] if text else command_line(experiment, SIZE, seeds, [], {})
     words = shlex.split(command)
     if "--seeds" in words:
         seeds = [int(word) for word in words[words.index("--seeds") + 1 :]]
-    picture = report_path(experiment, SIZE, folder).with_suffix(".png").name
-    return section(experiment, SIZE, recorded_rows(experiment, seeds, folder), picture, command)
+    return command, seeds
 
 
 def write_pages(results: Path) -> None:
@@ -61,19 +67,18 @@ def write_pages(results: Path) -> None:
         names = [*old, *(study.name for study in STUDIES.values() if study.rows_of in old and study.name not in old)]
         for name in names:
             experiment = load_experiment(name)
-            if name in STUDIES:
-                _write_report(experiment, folder)
+            _write_report(experiment, folder, old.get(name))
             update_section(page, f"{name} {SIZE}", computed_section(experiment, folder, old.get(name)))
     update_section(results, "claims", claims_table(folder))
 
 
-def _write_report(study: FactorStudy, folder: Path) -> None:
-    """Write table and plot of a study if its rows have changed."""
-    rows, path = recorded_rows(study, study.seeds, folder), report_path(study, SIZE, folder)
-    table = markdown_table(study, rows)
+def _write_report(experiment: Experiment, folder: Path, text: str | None) -> None:
+    """Write table and plot of an experiment or study if its table has changed."""
+    rows = recorded_rows(experiment, _command_and_seeds(experiment, text)[1], folder)
+    path, table = report_path(experiment, SIZE, folder), markdown_table(experiment, rows)
     if not path.exists() or path.read_text(encoding="utf-8") != table:
         write_text(table, path)
-        plot(study, rows, path.with_suffix(".png"))
+        plot(experiment, rows, path.with_suffix(".png"))
 
 
 def read_claims() -> list[dict[str, Any]]:

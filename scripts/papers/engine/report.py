@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.intervals import half_width
 from papers.engine.processor_time import core_seconds
 from papers.engine.rows_file import write_text
 
@@ -15,7 +16,7 @@ _LEGEND_INSIDE, _TICKS = 6, 8
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
-    """One line per label, one column per place on the x axis; with several seeds mean ± half the range.
+    """One line per label, one column per place on the x axis; with several seeds mean ± half its 95 % interval.
 
     An experiment may have a table of its own.
     """
@@ -64,10 +65,8 @@ def _cell(values: list[float] | None, experiment: Experiment) -> str:
     if not values:
         return "-"
     scale, form = (100, ".1f") if experiment.percent else (1, experiment.number_format or ".3f")
-    mean = statistics.fmean(values) * scale
-    if len(values) == 1:
-        return f"{mean:{form}}"
-    return f"{mean:{form}} ± {(max(values) - min(values)) / 2 * scale:{form}}"
+    half = half_width(values)
+    return f"{statistics.fmean(values) * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
 
 
 def command_line(
@@ -117,7 +116,7 @@ def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture
     devices = ", ".join(sorted({row["device"] for row in rows}))
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = (
-        f"{seeds} seeds" + (", mean ± half the range" if experiment.own_table(rows) is None else "")
+        f"{seeds} seeds" + (", mean ± half its 95 % interval" if experiment.own_table(rows) is None else "")
         if seeds > 1
         else "1 seed"
     )

@@ -25,6 +25,7 @@ from hf_recurrent import (
     MultiStreamTrainingArguments,
     Task,
     config_from_preset,
+    evaluate_bits_per_byte,
     load_corpus,
 )
 from papers.engine.experiment import Settings
@@ -114,6 +115,28 @@ def train(
         **arguments,
         **settings.get("arguments", {}),
     )
+
+
+def train_in_streams(preset: str, fields: Settings, settings: Settings) -> dict[str, Any]:
+    """Train a new model of a preset on a row's `corpus`, in its `streams` with its `block_size`.
+
+    Returns:
+        The results of [`train`], the `bytes` read, and as `value` the held-out bits per byte.
+    """
+    corpus, held_out = split_corpus(settings)
+    model = build_model(preset, corpus.vocab_size, settings["seed"], **fields)
+    step_bytes = settings["streams"] * settings["block_size"]
+    steps = steps_of(settings, corpus, step_bytes)
+    sizes = {"per_device_train_batch_size": settings["streams"], "block_size": settings["block_size"]}
+    results = train(model, corpus, settings, steps=steps, **sizes)
+    num_bytes = settings.get("bytes", steps * step_bytes)
+    return {"bytes": num_bytes, **results, "value": held_out_bits(model, held_out)}
+
+
+def held_out_bits(model: PreTrainedModel, held_out: Corpus, **options: Any) -> float:
+    """Bits per byte, over whole episodes in 32 streams; `options` are other ones of `evaluate_bits_per_byte`."""
+    options = {"num_streams": 32, "block_size": 512, "progress": False, **options}
+    return evaluate_bits_per_byte(model, held_out, **options)["bits_per_byte"]
 
 
 def train_on_task(model: PreTrainedModel, task: Task, settings: Settings, **options: Any) -> dict[str, Any]:

@@ -16,11 +16,20 @@ import numpy as np
 
 from hf_recurrent import Corpus, OnlineLearner, load_corpus
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.factors import confidence_interval
+from papers.engine.intervals import in_interval
 from papers.engine.processor_time import core_seconds
 from papers.engine.training import build_model, measured_run
 
 ORDER = ("english", "python", "genome", "python", "english")
+# Rules with an update after each byte, or after 16, and the learning rates of each optimizer.
+RULES: dict[str, Settings] = {
+    "RTRL, AdamW": {"rule": "rtrl", "stride": 1, "optimizer": "adamw"},
+    "RTRL, RMSprop": {"rule": "rtrl", "stride": 1, "optimizer": "rmsprop"},
+    "immediate derivatives, AdamW": {"rule": "truncated", "stride": 1, "optimizer": "adamw"},
+    "immediate derivatives, RMSprop": {"rule": "truncated", "stride": 1, "optimizer": "rmsprop"},
+    "truncated to 16 bytes, AdamW": {"rule": "truncated", "stride": 16, "optimizer": "adamw"},
+}
+RATES = {"adamw": (3e-4, 1e-3, 3e-3), "rmsprop": (3e-6, 3e-5, 3e-4)}
 # Records per window: the disjoint ones make the mean of a segment, all of them the curve.
 _RECORDS = 4
 _EPISODE = 5000  # bases per episode of the random genome
@@ -124,14 +133,7 @@ class DriftRules(Drift):
         "another one's past, so SnAp-1 and e-prop have the gradient of RTRL. Learning rates {learning_rate:g}, of "
         "three for each line, with other texts in segments of 4,000 bytes. The last column is processor time."
     )
-    lines = {
-        "RTRL, AdamW": {"rule": "rtrl", "stride": 1, "optimizer": "adamw"},
-        "RTRL, RMSprop": {"rule": "rtrl", "stride": 1, "optimizer": "rmsprop"},
-        "immediate derivatives, AdamW": {"rule": "truncated", "stride": 1, "optimizer": "adamw"},
-        "immediate derivatives, RMSprop": {"rule": "truncated", "stride": 1, "optimizer": "rmsprop"},
-        "truncated to 16 bytes, AdamW": {"rule": "truncated", "stride": 16, "optimizer": "adamw"},
-    }
-    rates = {"adamw": (3e-4, 1e-3, 3e-3), "rmsprop": (3e-6, 3e-5, 3e-4)}
+    lines = RULES
     shared = {"learned_segments": len(ORDER), "english": "pydoc", "python": "python", "genome": "random"}
     sizes = {
         "small": {
@@ -144,16 +146,14 @@ class DriftRules(Drift):
 
     def rows(self, size: str) -> list[Settings]:
         return [
-            row | {"candidates": [{"learning_rate": rate} for rate in self.rates[row["optimizer"]]]}
+            row | {"candidates": [{"learning_rate": rate} for rate in RATES[row["optimizer"]]]}
             for row in super().rows(size)
         ]
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         means = [statistics.fmean(row["value"].values()) for row in rows]
-        bounds = confidence_interval(means)
-        cell = f"{statistics.fmean(means):.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
         seconds = f"{statistics.fmean(map(core_seconds, rows)):.1f}"
-        return {"all segments, 95 % interval": cell, "core seconds": seconds}
+        return {"all segments, 95 % interval": in_interval(means), "core seconds": seconds}
 
 
 def without_learning(learner: OnlineLearner) -> OnlineLearner:

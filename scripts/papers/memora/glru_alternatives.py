@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from hf_recurrent import evaluate_bits_per_byte
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.training import CONSTANT_RATE, build_model, split_corpus, steps_of, train
+from papers.engine.training import CONSTANT_RATE, train_in_streams
 
 # At the small size; the paper has one rate for all units.
 RATES = (1e-3, 3e-3, 1e-2)
@@ -55,18 +54,5 @@ class GLRUAlternatives(Experiment):
         return [row | {"candidates": [{"learning_rate": rate} for rate in RATES]} for row in rows]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        corpus, held_out = split_corpus(settings)
         widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers", "recurrent_unit")}
-        model = build_model("memora-tiny", corpus.vocab_size, settings["seed"], **widths)
-        step_bytes = settings["streams"] * settings["block_size"]
-        steps = steps_of(settings, corpus, step_bytes)
-        results = train(
-            model,
-            corpus,
-            settings,
-            steps=steps,
-            per_device_train_batch_size=settings["streams"],
-            block_size=settings["block_size"],
-        )
-        measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
-        return {"bytes": settings.get("bytes", steps * step_bytes), **results, "value": measured["bits_per_byte"]}
+        return train_in_streams("memora-tiny", widths, settings)

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from hf_recurrent import evaluate_bits_per_byte
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.training import build_model, split_corpus, train
+from papers.engine.training import train_in_streams
 
 MODELS: dict[str, Settings] = {
     "Memora": {"preset": "memora-tiny", "fields": {}},
@@ -55,16 +54,4 @@ class HawkAblation(Experiment):
         ]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        corpus, held_out = split_corpus(settings)
-        fields = {**settings["widths"], **settings["fields"]}
-        model = build_model(settings["preset"], corpus.vocab_size, settings["seed"], **fields)
-        results = train(
-            model,
-            corpus,
-            settings,
-            steps=max(settings["bytes"] // (settings["streams"] * settings["block_size"]), 1),
-            per_device_train_batch_size=settings["streams"],
-            block_size=settings["block_size"],
-        )
-        measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
-        return {**results, "value": measured["bits_per_byte"]}
+        return train_in_streams(settings["preset"], {**settings["widths"], **settings["fields"]}, settings)

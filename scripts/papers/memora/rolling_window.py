@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hf_recurrent import RollingWindowTrainer, RollingWindowTrainingArguments, evaluate_bits_per_byte
+from hf_recurrent import RollingWindowTrainer, RollingWindowTrainingArguments
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.training import CONSTANT_RATE, build_model, run_trainer, split_corpus, steps_of
+from papers.engine.training import CONSTANT_RATE, build_model, held_out_bits, run_trainer, split_corpus, steps_of
 
 EQUAL_BYTES, EQUAL_UPDATES = "equal bytes", "equal updates"
 OVERLAPS = (1, 2, 4)  # T / S
@@ -71,5 +71,4 @@ class RollingWindow(Experiment):
             seed=settings["seed"],
             **settings.get("arguments", {}),
         )
-        measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
-        return {**results, "value": measured["bits_per_byte"]}
+        return {**results, "value": held_out_bits(model, held_out)}

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_recurrent import evaluate_bits_per_byte, with_state
+from hf_recurrent import with_state
 from papers.engine.experiment import Curves, Experiment, Settings
-from papers.engine.training import CONSTANT_RATE, build_model, split_corpus, steps_of, train
+from papers.engine.training import CONSTANT_RATE, build_model, held_out_bits, split_corpus, steps_of, train
 
 # Stock code pads blocks to whole chunks: on a CPU, the default of 256 steps takes gigabytes at small strides, and at
 # T = 2 even 16 take minutes.
@@ -131,11 +131,8 @@ def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, fl
     of T."""
     kinds = {}
     if hasattr(with_state(model), "init_state"):
-        kinds[STATE_CARRIED] = {"num_streams": 32, "block_size": 512}
+        kinds[STATE_CARRIED] = {}
     if regime == "iid" or not kinds:  # a model without state
         streams = max(16_384 // stride, 1)
         kinds[STATE_ZERO] = {"num_streams": streams, "block_size": stride, "carry_state": False}
-    return {
-        kind: evaluate_bits_per_byte(model, held_out, progress=False, **options)["bits_per_byte"]
-        for kind, options in kinds.items()
-    }
+    return {kind: held_out_bits(model, held_out, **options) for kind, options in kinds.items()}

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.factors import confidence_interval
+from papers.engine.intervals import confidence_interval, in_interval
 from papers.engine.pictures import split_axes
 from papers.engine.training import build_model, run_trainer, split_corpus, steps_of
 from papers.smt.models import SMT_DMT, build_pair
@@ -18,14 +18,14 @@ from papers.smt.training import method_values, train_smt_dmt
 # Millions of dense parameters → layers.
 SCALES = {0.1: 2, 0.3: 3, 1.0: 4, 3.0: 6}
 _PLAIN, _MIXED = "Memora", "Memora with counts and n-grams"
-_CONTEXTS: Settings = {
+CONTEXTS: Settings = {
     "ngram_orders": [2, 3, 4, 5, 6], "ngram_rows": 16_384, "count_memory_slots": 65_536, "count_memory_text": 1 << 21,
 }  # fmt: skip
 _RECURRENT: Settings = {"preset": "memora-tiny", "widths": (48, 72, 120, 176), "block_size": 16}
 # With fewer than 64 streams, one file in a few weighs too much. Llama carries no state: its contexts are longer.
 FAMILIES: dict[str, Settings] = {
     _PLAIN: _RECURRENT,
-    _MIXED: {**_RECURRENT, "fields": _CONTEXTS},
+    _MIXED: {**_RECURRENT, "fields": CONTEXTS},
     "Hawk": {"preset": "hawk-tiny", "widths": (48, 72, 112, 168), "block_size": 16},
     "mGRADE": {"preset": "mgrade-tiny", "widths": (72, 112, 192, 280), "block_size": 16},
     "Mamba2": {"preset": "mamba2-s0", "widths": (56, 80, 136, 192), "block_size": 16},
@@ -240,38 +240,36 @@ def laws_of(rows: Sequence[Settings]) -> dict[int, dict[str, float]]:
     }
 
 
-def in_interval(values: Sequence[float]) -> str:
-    """The mean with its 95 % interval."""
-    if not values or np.isnan(values).any():
-        return "-"
-    bounds = confidence_interval(values)
-    return f"{statistics.fmean(values):.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
-
-
 def _worth_of_contexts(rows: Sequence[Settings]) -> str:
-    """Bits per byte that the memory of contexts saves Memora, by scale and bytes, and where its law says zero."""
-    own = [row for row in rows if row["family"] in (_PLAIN, _MIXED)]
-    found = {(row["family"], row["scale"], row["seed"]): row for row in own}
-    plain, mixed = (laws_of([row for row in own if row["family"] == family]) for family in (_PLAIN, _MIXED))
-    saved: dict[float, dict[str, list[float]]] = {}
-    for (family, scale, seed), row in found.items():
-        if family == _PLAIN and (_MIXED, scale, seed) in found:
-            cells, others = saved.setdefault(scale, {}), found[_MIXED, scale, seed]["value"]
-            for num_bytes, bits in row["value"].items():
-                cells.setdefault(f"{int(num_bytes):,}", []).append(bits - others[num_bytes])
-            meeting = meeting_point(plain[seed], mixed[seed], row["dense_parameters"])
-            cells.setdefault("zero at 10^x bytes", []).append(meeting)
+    """Bits per byte that the memory of contexts saves Memora, by scale and bytes, and where a straight line over the
+    logarithm of the bytes reaches zero."""
+    own = {(row["family"], row["scale"], row["seed"]): row for row in rows if row["family"] in (_PLAIN, _MIXED)}
+    saved: dict[float, dict[int, dict[str, float]]] = {}
+    for (family, scale, seed), row in own.items():
+        if family == _PLAIN and (_MIXED, scale, seed) in own:
+            others = own[_MIXED, scale, seed]["value"]
+            saved.setdefault(scale, {})[seed] = {n: bits - others[n] for n, bits in row["value"].items()}
     if not saved:
         return ""
-    places = list(next(iter(saved.values())))
-    lines = [f"| {_MIXED} saves, after | " + " | ".join(places) + " |", "|" + "---|" * (len(places) + 1)]
-    lines += [f"| {scale:g} M | {' | '.join(map(in_interval, saved[scale].values()))} |" for scale in sorted(saved)]
+    places = list(next(iter(saved[min(saved)].values())))
+    head = [f"{_MIXED} saves, after", *(f"{int(place):,}" for place in places)]
+    lines = ["| " + " | ".join([*head, "per tenfold bytes", "zero on this line at 10^x bytes"]) + " |"]
+    lines += ["|" + "---|" * (len(head) + 2)]
+    for scale in sorted(saved):
+        seeds = saved[scale].values()
+        fits = [np.polyfit(np.log10([int(place) for place in places]), list(each.values()), 1) for each in seeds]
+        cells = [[each[place] for each in seeds] for place in places]
+        cells += [[slope for slope, _ in fits], [-level / slope if slope < 0 else np.nan for slope, level in fits]]
+        lines.append(f"| {scale:g} M | {' | '.join(map(in_interval, cells))} |")
+    shared = set.intersection(*(set(each) for each in saved.values()))
+    if len(saved) > 1 and shared:
+        sizes = np.log10([own[_PLAIN, scale, min(shared)]["dense_parameters"] for scale in sorted(saved)])
+        slopes = [
+            [
+                np.polyfit(sizes, [saved[scale][seed][place] for scale in sorted(saved)], 1)[0]
+                for seed in sorted(shared)
+            ]
+            for place in places
+        ]
+        lines.append(f"| per tenfold parameters | {' | '.join(map(in_interval, slopes))} | - | - |")
     return "\n".join(lines) + "\n"
-
-
-def meeting_point(first: dict[str, float], second: dict[str, float], parameters: float) -> float:
-    """Decimal logarithm of the bytes at which two laws meet, NaN if the second falls faster."""
-    faster = first["bytes"] - second["bytes"]
-    exponents = np.nan_to_num([first["parameters"], second["parameters"]])
-    ahead = first["log_C"] - second["log_C"] - (exponents[0] - exponents[1]) * np.log(parameters)
-    return ahead / faster / np.log(10) if faster > 0 else np.nan

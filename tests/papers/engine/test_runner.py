@@ -54,8 +54,8 @@ def test_rows_run_once(halves, tmp_path):
         ("second", 1),
     ]
     table = (tmp_path / "halves_small.md").read_text()
-    assert "| first | 0.417 ± 0.083 | 0.5 | 1,234 |" in table
-    assert "| second | 0.417 ± 0.083 | - | 1,234 |" in table
+    assert "| first | 0.417 ± 1.059 | 0.5 | 1,234 |" in table
+    assert "| second | 0.417 ± 1.059 | - | 1,234 |" in table
     assert (tmp_path / "halves_small.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,7 +89,7 @@ def test_the_page_has_one_section_an_experiment(halves, tmp_path):
     text = page.read_text()
     assert text.startswith("# Results\n\nBy hand.\n")
     assert text.count("## Nobody, Table 1: halves") == 1
-    assert "2 seeds, mean ± half the range" in text
+    assert "2 seeds, mean ± half its 95 % interval" in text
     assert "\npython scripts/reproduce.py halves --seeds 0 1\n" in text
     assert "![halves](results/halves_small.png)" in text
     assert text.endswith("<!-- reproduce: other -->\nother text\n<!-- end of other -->\n")
@@ -121,7 +121,7 @@ def test_parts_of_a_value_are_lines_and_details_are_columns():
     rows = [{"label": "a", "x": 4, "seed": n, "value": {"one": n, "two": 2.0}, "num_parameters": 5} for n in range(2)]
     assert list(Parts().curves(rows)) == ["a: one", "a: two"] and Parts().row_name(rows[0]) == "a, T = 4"
     table = markdown_table(Parts(), rows)
-    assert "|  | T = 4 | parameters | seeds |" in table and "| a: one | 0.500 ± 0.500 | 5 | 2 |" in table
+    assert "|  | T = 4 | parameters | seeds |" in table and "| a: one | 0.500 ± 6.353 | 5 | 2 |" in table
 
 
 def test_a_label_that_begins_another_has_its_own_parameters():
@@ -223,7 +223,7 @@ def test_differences_are_those_of_each_seed():
         for seed in (0, 1)
     ]
     table = markdown_table(experiment, rows)
-    assert "| a | 0.500 ± 0.500 | - |" in table and "| b | 0.750 ± 0.500 | +0.250 ± 0.000 |" in table
+    assert "| a | 0.500 ± 6.353 | - |" in table and "| b | 0.750 ± 6.353 | +0.250 ± 0.000 |" in table
 
 
 def test_a_row_that_another_process_runs_is_left_to_it(halves, tmp_path, capsys):

@@ -1,11 +1,11 @@
-"""Power laws of the scaling experiment: fits, intervals, where two of them meet."""
+"""Power laws of the scaling experiment: fits, intervals, what counts save."""
 
 import math
 
 import pytest
 
 from papers import load_experiment
-from papers.survey.scaling import FAMILIES, SCALES, fit_power_law, laws_of, meeting_point
+from papers.survey.scaling import FAMILIES, SCALES, fit_power_law, laws_of
 
 
 def bits(parameters, num_bytes, scale=20.0, p=0.1, b=0.15):
@@ -35,14 +35,22 @@ def test_a_scale_that_one_seed_lacks_is_not_fitted():
     assert {round(law["parameters"], 6) for law in laws_of(rows).values()} == {0.1}
 
 
-def test_the_table_has_intervals_and_the_point_where_counts_save_nothing():
-    rows = [*rows_of("Memora"), *rows_of("Memora with counts and n-grams", scale=10.0, b=0.1)]
-    table = load_experiment("scaling").own_table(rows)
+def test_the_table_has_intervals_and_where_counts_save_nothing():
+    rows = rows_of("Memora", scale=60.0)
+    # Half a bit less for each tenfold of bytes, and 0.2 more for each tenfold of parameters.
+    mixed = [
+        row | {"family": "Memora with counts and n-grams", "value": {
+            n: bits - (4 - 0.5 * math.log10(int(n)) + 0.2 * math.log10(row["dense_parameters"] / 1e5))
+            for n, bits in row["value"].items()
+        }}
+        for row in rows
+    ]  # fmt: skip
+    table = load_experiment("scaling").own_table([*rows, *mixed])
     assert "| Memora | 5" not in table and "| 0.100 [0.100, 0.100] | 0.150 [0.150, 0.150] |" in table
-    assert f"{math.log10(2) / 0.05:.3f} [" in table  # 20 D^-0.15 = 10 D^-0.1
-    laws = [laws_of(rows[:6])[0], laws_of(rows[6:])[0]]
-    assert meeting_point(*laws, 1e5) == pytest.approx(math.log10(2) / 0.05)
-    assert math.isnan(meeting_point(*reversed(laws), 1e5))
+    assert table.count("| -0.500 [-0.500, -0.500] |") == 2
+    assert "| -0.500 [-0.500, -0.500] | 8.000 [8.000, 8.000] |" in table
+    assert "| per tenfold parameters | 0.200 [0.200, 0.200] |" in table
+    assert "per tenfold" not in load_experiment("scaling").own_table(rows)
 
 
 def test_a_family_is_tuned_once_at_the_smallest_scale():
