@@ -28,6 +28,7 @@ class BlockDataset(IterableDataset):
     Attributes:
         stream_groups: global numbers of the streams of each accumulation group.
         group_positions: start positions (B, 2) of the streams of each group.
+        group_bookmarks: `stream_bookmarks` (L,) uint8, or None, of each of the streams of each group.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class BlockDataset(IterableDataset):
         stream_indices: Sequence[int] | np.ndarray | None = None,
         accumulation_groups: int = 1,
         positions: Any = None,
+        bookmarks: Any = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
@@ -49,6 +51,9 @@ class BlockDataset(IterableDataset):
         groups = check_count("accumulation_groups", accumulation_groups)
         self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
         self.group_positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self.group_bookmarks = [
+            [None if bookmarks is None else bookmarks[stream] for stream in group] for group in self.stream_groups
+        ]
         self.prepare()
 
     def prepare(self) -> None:

@@ -28,17 +28,20 @@ end."""
 @dataclass
 class Block:
     """T bytes of B streams: inputs, targets (B, T) int64; resets, attended (B, T) bool; positions after the block
-    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode)."""
+    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode); of a streamed source, also
+    bookmarks (B, L) uint8, with which reading begins near these positions."""
 
     inputs: np.ndarray
     targets: np.ndarray
     resets: np.ndarray
     attended: np.ndarray
     positions: np.ndarray
+    bookmarks: np.ndarray | None = None
 
     def rows(self, part: slice) -> "Block":
         """A copy of some rows: a view sent to another process would take the whole block along."""
-        return Block(*(getattr(self, field.name)[part].copy() for field in fields(self)))
+        values = (getattr(self, field.name) for field in fields(self))
+        return Block(*(None if value is None else value[part].copy() for value in values))
 
 
 class BlockReader:
@@ -186,10 +189,11 @@ class BlockReader:
 
 def to_batch(block: Block, streams: np.ndarray) -> dict[str, torch.Tensor]:
     """The tensors of a batch, see [`MultiStreamDataset`]."""
-    return {
+    batch = {
         "input_ids": torch.from_numpy(block.inputs),
         "shift_labels": torch.from_numpy(block.targets),
         "reset_mask": torch.from_numpy(block.resets),
         "stream_indices": torch.from_numpy(streams.copy()),
         "stream_positions": torch.from_numpy(block.positions),
     }
+    return batch if block.bookmarks is None else batch | {"stream_bookmarks": torch.from_numpy(block.bookmarks)}
