@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import Block
@@ -155,6 +156,14 @@ class StreamedDocuments(EpisodeSource):
             raise ValueError(f"`regime` is {regime!r}; documents that are not packed have only 'multi_stream'.")
         return StreamedBlocks(self, num_streams, block_size, seed, **options)
 
+    def check_training(self, args: Any, carries_state: bool) -> None:
+        super().check_training(args, carries_state)
+        if args.dataloader_num_workers:
+            raise ValueError(
+                f"`dataloader_num_workers` is {args.dataloader_num_workers}; documents that are not packed are read in "
+                "the process that trains, so it must be 0: each worker would read the whole dataset."
+            )
+
     def evaluate(self, model: Any, share: EvaluationShare) -> dict[str, float]:
         """As [`Corpus`], on the first 10^6 bytes; [`limit`] gives another number of them."""
         return self._evaluated.evaluate(model, share)
@@ -202,12 +211,14 @@ class StreamedBlocks(BlockDataset):
 
     Batches have `stream_bookmarks` (B, L) uint8, too: JSON with the state of the dataset of every stream, near its
     position after the block. Without `bookmarks`, `positions` are found by reading from the beginning. There is no
-    random order, so the seed has no effect.
+    random order, so the seed has no effect. DataLoader workers are refused.
     """
 
     corpus: StreamedDocuments
 
     def group_reader(self, group: int) -> "_GroupReader":
+        if get_worker_info() is not None:
+            raise ValueError("`num_workers` must be 0 for documents that are not packed.")
         streams, positions = self.stream_groups[group], self.group_positions[group]
         readers = [
             _StreamReader(self, int(stream), position, Bookmark() if mark is None else Bookmark.decode(mark))
