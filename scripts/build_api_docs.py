@@ -1,14 +1,18 @@
-"""Build the pages of the public API from the docstrings, with pdoc; warnings are errors.
+"""Build the pages of the public API from the docstrings, with pdoc; warnings, broken links and names that the search
+does not find are errors.
 
 python scripts/build_api_docs.py --output_dir site
 """
 
 import argparse
+import json
 import re
 import sys
 import typing
 import warnings
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import hf_recurrent
 
@@ -43,11 +47,61 @@ def missing_names(directory: Path) -> list[str]:
     return [name for name in hf_recurrent.__all__ if name != "__version__" and f'id="{name}"' not in page]
 
 
+class _Page(HTMLParser):
+    """The targets of a page's links, and its anchors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.links.append(value or "")
+            elif name == "id":
+                self.anchors.add(value or "")
+
+
+def broken_links(directory: Path) -> list[str]:
+    """A sentence for each link to a file or an anchor that the site does not have; other sites are not asked."""
+    pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in directory.rglob("*.html")}
+    faults = []
+    for path, page in pages.items():
+        for link in dict.fromkeys(page.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.is_file():
+                faults.append(f"{path.name} links to {link!r}; there is no such file.")
+            elif anchor and target in pages and anchor not in pages[target].anchors:
+                faults.append(f"{path.name} links to {link!r}; that page has no such anchor.")
+    return faults
+
+
+def unsearchable_names(directory: Path) -> list[str]:
+    """A sentence for each public name that the index of the search lacks, and for a page without a search box."""
+    index = directory / "search.js"
+    page = (directory / "hf_recurrent.html").read_text(encoding="utf-8")
+    if not index.is_file() or 'type="search"' not in page or "search.js" not in page:
+        return ["The page has no search."]
+    text = index.read_text(encoding="utf-8")
+    docs, _ = json.JSONDecoder().raw_decode(text, text.index("const docs = ") + len("const docs = "))
+    # With Node.js, pdoc stores the compiled index.
+    found = set(docs["documentStore"]["docs"]) if isinstance(docs, dict) else {entry["fullname"] for entry in docs}
+    names = (f"hf_recurrent.{name}" for name in hf_recurrent.__all__ if name != "__version__")
+    return [f"The search does not find `{name}`." for name in names if name not in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--output_dir", type=Path, default=Path("site"))
     directory = parser.parse_args().output_dir
     faults = build(directory) + [f"`{name}` is not on the page." for name in missing_names(directory)]
+    faults += broken_links(directory) + unsearchable_names(directory)
     for fault in faults:
         print(fault, file=sys.stderr)
     raise SystemExit(1 if faults else print(directory / "index.html"))

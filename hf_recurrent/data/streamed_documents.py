@@ -160,8 +160,8 @@ class StreamedDocuments(EpisodeSource):
         super().check_training(args, carries_state)
         if args.dataloader_num_workers:
             raise ValueError(
-                f"`dataloader_num_workers` is {args.dataloader_num_workers}; documents that are not packed are read in "
-                "the process that trains, so it must be 0: each worker would read the whole dataset."
+                f"`dataloader_num_workers` is {args.dataloader_num_workers}; documents that are not packed are read "
+                "in the process that trains, so it must be 0: each worker would read the whole dataset."
             )
 
     def evaluate(self, model: Any, share: EvaluationShare) -> dict[str, float]:

@@ -165,6 +165,40 @@ def test_evaluation_reads_the_first_documents(folder):
     assert streamed(folder).limit(3).num_bytes == 3
 
 
+def test_flags(folder):
+    names = [str(folder / "a*.parquet"), str(folder / "b*.jsonl")]
+    arguments = DataArguments(corpus=names, corpus_probabilities=[0.7, 0.3], packing=False, max_eval_bytes=500)
+    train, held_out = load_training_sources(arguments, None)
+    assert all(isinstance(part, StreamedDocuments) for part in train.sources)
+    assert all(isinstance(part, Corpus) and part.num_bytes <= 500 for part in held_out.sources)
+    again = load_evaluation_source(arguments, None, "validation")
+    assert again.fingerprint == held_out.fingerprint
+    with pytest.raises(ValueError, match="`--max_corpus_bytes` has no effect with `--packing false`"):
+        DataArguments(packing=False, max_corpus_bytes=100)
+
+
+def test_sources_that_cannot_be_streamed(folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"notes.txt cannot be streamed without packing; a source must be JSONL"):
+        stream_documents(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"a4.parquet and b2.jsonl cannot be streamed"):
+        stream_documents(folder)
+    with pytest.raises(ValueError, match=r"`text_column` is 'story'; it must be a column of .*'text'"):
+        streamed(folder, text_column="story")
+    with pytest.raises(ValueError, match=r"is a Dataset, .*to_iterable_dataset"):
+        stream_documents(datasets.Dataset.from_dict({"text": ["a"]}))
+    with pytest.raises(ValueError, match="has no document for stream 1; use fewer streams"):
+        blocks_of(stream_documents(datasets.Dataset.from_dict({"text": ["a"]}).to_iterable_dataset()), 9)
+    with pytest.raises(ValueError, match="documents that are not packed have only 'multi_stream'"):
+        streamed(folder).blocks(2, 8, regime="iid")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(ValueError, match="cannot be read"):
+        blocks_of(stream_documents(tmp_path / "bad.jsonl"), 3)
+    (tmp_path / "zero.jsonl").write_text('{"text": "a\\u0000b"}\n' * 9)
+    with pytest.raises(ValueError, match="row 0 holds token id 0"):
+        blocks_of(stream_documents(tmp_path / "zero.jsonl"), 3)
+
+
 def weights(trainer):
     return {name: value.clone() for name, value in trainer.trained_model.state_dict().items()}
 
