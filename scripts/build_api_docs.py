@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 import typing
 import warnings
 from html.parser import HTMLParser
@@ -15,6 +16,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import hf_recurrent
+
+# pdoc leaves the search out where only one module is documented.
+_TEMPLATE = """{% extends "default/module.html.jinja2" %}
+{% block search_box %}
+<input type="search" placeholder="Search..." role="searchbox" aria-label="search" pattern=".+" required>
+{% endblock %}
+{% block search_js %}{% include "search.html.jinja2" %}{% endblock %}
+"""
 
 
 def build(directory: Path) -> list[str]:
@@ -25,20 +34,28 @@ def build(directory: Path) -> list[str]:
         if name.endswith("Config"):
             # The `__init__` that transformers generates is annotated with a name that it does not import here.
             vars(sys.modules[getattr(hf_recurrent, name).__module__]).setdefault("Literal", typing.Literal)
-    pdoc.render.configure(
-        docformat="google", show_source=False, footer_text=f"hf_recurrent {hf_recurrent.__version__}"
-    )
-    with warnings.catch_warnings(record=True) as caught:
+    with tempfile.TemporaryDirectory() as templates, warnings.catch_warnings(record=True) as caught:
+        Path(templates, "module.html.jinja2").write_text(_TEMPLATE, encoding="utf-8")
+        footer = f"hf_recurrent {hf_recurrent.__version__}"
+        pdoc.render.configure(
+            docformat="google", show_source=False, footer_text=footer, template_directory=Path(templates)
+        )
         warnings.simplefilter("always")
         pdoc.pdoc("hf_recurrent", output_directory=directory)
     page = directory / "hf_recurrent.html"
-    page.write_text(without_brackets(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(without_dead_links(without_brackets(page.read_text(encoding="utf-8"))), encoding="utf-8")
     return [str(warning.message) for warning in caught if "pdoc" in Path(warning.filename).parts]
 
 
 def without_brackets(page: str) -> str:
     """The page with `Name` for each [`Name`] of the docstrings; pdoc has made links of the public ones."""
     return re.sub(r"\[(<code>(?:<a [^>]*>)?[\w.()]+(?:</a>)?</code>)\]", r"\1", page)
+
+
+def without_dead_links(page: str) -> str:
+    """The page without links to members that it does not describe, such as inherited ones; pdoc links these, too."""
+    anchors = _Page(page).anchors
+    return re.sub(r'<a href="#([\w.]+)">([^<]*)</a>', lambda link: link[0 if link[1] in anchors else 2], page)
 
 
 def missing_names(directory: Path) -> list[str]:

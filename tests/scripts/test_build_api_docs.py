@@ -32,9 +32,13 @@ def test_links(script, tmp_path):
         assert any(repr(link) in fault for fault in faults), link
 
 
+def test_links_to_members_that_are_not_described_are_text(script):
+    page = '<p id="a.b"></p><code><a href="#a.b">b</a> <a href="#a.c">c()</a></code>'
+    assert script.without_dead_links(page) == '<p id="a.b"></p><code><a href="#a.b">b</a> c()</code>'
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_search(script, tmp_path, compiled):
-    assert script.unsearchable_names.__doc__
     (tmp_path / "hf_recurrent.html").write_text("<p></p>")
     assert script.unsearchable_names(tmp_path) == ["The page has no search."]
     (tmp_path / "hf_recurrent.html").write_text('<input type="search"><script src="search.js"></script>')
