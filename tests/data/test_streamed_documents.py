@@ -250,7 +250,7 @@ def test_a_killed_run_resumes_to_the_same_bits(folder, tmp_path, pipeline):
 
     whole = finish("whole", "once")
     killed = start("killed", "slow")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (tmp_path / "killed/checkpoint-6").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
