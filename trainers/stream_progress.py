@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_recurrent.checkpoints.training_files import (
     StreamRun,
     check_stream_run,
+    load_bookmarks,
     load_positions,
     load_states,
     save_stream_run,
@@ -77,7 +80,8 @@ class StreamProgress:
         if self.carried is not None:
             self.carried.clear()
         self.positions: dict[int, torch.Tensor] = {}  # by the number of the stream, after its last trained block
-        self.start_positions: torch.Tensor | None = None  # of all streams, in a resumed run
+        self.bookmarks: dict[int, torch.Tensor] = {}  # likewise, if the batches have them
+        self.start: dict[str, np.ndarray] = {}  # positions and bookmarks of all streams, in a resumed run
         self.resets = 0
 
     @property
@@ -90,7 +94,10 @@ class StreamProgress:
     def advance(self, batch: dict[str, Any]) -> None:
         """Record a trained block. Not when the batch is fetched: prefetched batches have not been trained on."""
         self.resets += int(batch["reset_mask"].sum())
-        self.positions |= zip(batch["stream_indices"].tolist(), batch["stream_positions"], strict=True)
+        streams = batch["stream_indices"].tolist()
+        self.positions |= zip(streams, batch["stream_positions"], strict=True)
+        if "stream_bookmarks" in batch:
+            self.bookmarks |= zip(streams, batch["stream_bookmarks"], strict=True)
 
     def save(self, directory: str, step: int) -> None:
         """Write position and carried tensors of every stream; called by every process."""
@@ -100,7 +107,12 @@ class StreamProgress:
         groups = streams[:: self.args.per_device_train_batch_size].tolist()
         state = {} if self.carried is None else self.carried.save(groups)
         positions = torch.stack([self.positions[stream] for stream in streams.tolist()])
-        save_streams(directory, self.args.process_index, streams, positions, state)
+        bookmarks = None
+        if self.bookmarks:  # of a mixture, some streams may have none
+            none = torch.zeros(0, dtype=torch.uint8)
+            marks = [self.bookmarks.get(stream, none).cpu() for stream in streams.tolist()]
+            bookmarks = pad_sequence(marks, batch_first=True)
+        save_streams(directory, self.args.process_index, streams, positions, state, bookmarks)
 
     def load(self, checkpoint: str) -> None:
         """Check that the streams are the same, then restore positions and carried tensors.
@@ -109,7 +121,9 @@ class StreamProgress:
             ValueError: this run cannot continue the streams of the checkpoint.
         """
         stored = check_stream_run(checkpoint, self._run)
-        self.start_positions = load_positions(checkpoint, stored)
+        self.start = {"positions": load_positions(checkpoint, stored).numpy()}
+        if (bookmarks := load_bookmarks(checkpoint, stored)) is not None:
+            self.start["bookmarks"] = bookmarks.numpy()
         if self.carried is None:
             return
         try:

@@ -171,7 +171,7 @@ class StreamTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this process's streams; not prepared by accelerate, which would redistribute them."""
-        args, start = self.args, self.progress.start_positions
+        args = self.args
         blocks = self.train_dataset.blocks(
             args.num_streams,
             args.block_size,
@@ -179,7 +179,7 @@ class StreamTrainer(Trainer):
             regime=args.regime,
             stream_indices=self.progress.streams.tolist(),
             accumulation_groups=args.gradient_accumulation_steps,
-            positions=None if start is None else start.numpy(),
+            **self.progress.start,
         )
         workers = args.dataloader_num_workers
         return DataLoader(

@@ -44,12 +44,16 @@ class Data:
     def of(cls, source: Any) -> "Data":
         """Facts of a source of episodes (`EpisodeSource`)."""
         size = source.tokens_per_epoch
+        try:
+            documents = len(source)
+        except TypeError:  # a stream, or a mixture with one
+            documents = None
         return cls(
             name=public_data_name(source.name),
             fingerprint=source.fingerprint,
             unit=source.unit,
             size=int(size) if size < float("inf") else None,
-            documents=len(source) if hasattr(source, "__len__") else None,
+            documents=documents,
         )
 
 

@@ -53,10 +53,12 @@ def save_streams(
     stream_indices: torch.Tensor,
     positions: torch.Tensor,
     state: RecurrentState,
+    bookmarks: torch.Tensor | None = None,
 ) -> None:
-    """Write one process's streams: numbers (B,), positions (B, 2) and state tensors (B, …)."""
+    """Write one process's streams: numbers (B,), positions (B, 2), state tensors (B, …), bookmarks (B, L) uint8."""
     tensors = {f"{_STATE}{name}": tensor for name, tensor in state.items()}
     tensors |= {"stream_indices": stream_indices, "positions": positions}
+    tensors |= {} if bookmarks is None else {"bookmarks": bookmarks}
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     save_file(tensors, _path(directory, rank))
 
@@ -99,6 +101,21 @@ def load_positions(directory: str | os.PathLike, run: StreamRun) -> torch.Tensor
         missing = int((positions < 0).any(1).nonzero()[0])
         raise ValueError(f"The checkpoint `{os.fspath(directory)}` is damaged: no position of stream {missing}.")
     return positions
+
+
+def load_bookmarks(directory: str | os.PathLike, run: StreamRun) -> torch.Tensor | None:
+    """Bookmarks of all streams by global number, (num_streams, L) uint8, padded with zeros; None if there are none."""
+    parts = []
+    for rank in range(run.num_processes):
+        with open_tensors(_path(directory, rank)) as file:
+            if "bookmarks" in file.keys():  # noqa: SIM118, a file is no dictionary
+                parts.append((file.get_tensor("stream_indices"), file.get_tensor("bookmarks")))
+    if not parts:
+        return None
+    bookmarks = torch.zeros(run.num_streams, max(part.shape[1] for _, part in parts), dtype=torch.uint8)
+    for streams, part in parts:
+        bookmarks[streams, : part.shape[1]] = part
+    return bookmarks
 
 
 def load_states(directory: str | os.PathLike, run: StreamRun, stream_indices: torch.Tensor) -> RecurrentState:

@@ -10,8 +10,11 @@ from hf_recurrent.cli.flags import named
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_source import EpisodeSource
+    from hf_recurrent.data.streamed_documents import StreamedDocuments
 
 TASK_PREFIX = "task:"
+# Options of `load_corpus` that have no meaning without packing.
+_OF_PACKING = ("streaming", "max_bytes")
 
 
 @dataclass
@@ -32,6 +35,11 @@ class DataArguments:
     dataset_split: str = argument("train", "Split of a dataset, or of images, to read.")
     dataset_config: str | None = argument(None, "Configuration of a Hub dataset. Example: sample-10BT")
     streaming: bool = argument(False, "Stream a Hub dataset instead of downloading it first.")
+    packing: bool = argument(
+        True,
+        "Pack the corpus first. False reads a Hub dataset, JSONL or Parquet as it streams, without a copy; "
+        "needs --max_steps or --train_bytes.",
+    )
     binary: bool = argument(False, "Byte 0 is data; episodes have no end byte.")
     max_corpus_bytes: float | None = argument(None, "Bytes of the corpus to read at most. Example: 1e9")
     validation_fraction: float = argument(0.05, "Share of the documents to hold out.")
@@ -44,6 +52,8 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and not (value >= 1 and value == int(value)):
                 raise ValueError(f"`--{name}` is {value}; it must be a whole number of at least 1.")
+        if not self.packing and self.max_corpus_bytes is not None:
+            raise ValueError("`--max_corpus_bytes` has no effect with `--packing false`; leave one of them out.")
         if self.corpus_probabilities:
             check_probabilities("--corpus_probabilities", self.corpus_probabilities, len(self.corpus))
 
@@ -110,10 +120,13 @@ def episode_source(corpus: Sequence[str]) -> "EpisodeSource | None":
     return task_from_name(corpus[0].removeprefix(TASK_PREFIX))
 
 
-def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -> "Corpus":
-    from hf_recurrent.data.loading import load_corpus
+def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -> "Corpus | StreamedDocuments":
+    from hf_recurrent.data.loading import load_corpus, stream_documents
 
-    return load_corpus(_source(names), **_loading_options(arguments, tokenizer))
+    options = _loading_options(arguments, tokenizer)
+    if arguments.packing:
+        return load_corpus(_source(names), **options)
+    return stream_documents(_source(names), **{name: options[name] for name in options if name not in _OF_PACKING})
 
 
 def _whole(arguments: DataArguments, tokenizer: Any) -> "EpisodeSource":
@@ -127,15 +140,21 @@ def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[Episode
     """Training and held-out documents; of a mixture, a share of each source is held out."""
     from hf_recurrent.data.loading import load_splits
 
-    split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
-    options = split | _loading_options(arguments, tokenizer)
+    parts = [[name] for name in arguments.corpus] if arguments.corpus_probabilities else [arguments.corpus]
+    if arguments.packing:
+        split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
+        options = split | _loading_options(arguments, tokenizer)
+        pairs = [load_splits(_source(names), **options) for names in parts]
+    else:
+        share, seed = arguments.validation_fraction, arguments.split_seed
+        pairs = [_documents(arguments, names, tokenizer).split(share, seed) for names in parts]
     if not arguments.corpus_probabilities:
-        return load_splits(_source(arguments.corpus), **options)
-    train, held_out = zip(*(load_splits(name, **options) for name in arguments.corpus), strict=True)
+        return pairs[0]
+    train, held_out = zip(*pairs, strict=True)
     return _mixed(arguments, train), _mixed(arguments, held_out)
 
 
-def _mixed(arguments: DataArguments, corpora: "Sequence[Corpus]") -> "EpisodeSource":
+def _mixed(arguments: DataArguments, corpora: "Sequence[EpisodeSource]") -> "EpisodeSource":
     from hf_recurrent.data.mixture import Mixture
 
     return Mixture(corpora, arguments.corpus_probabilities)

@@ -86,6 +86,7 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", *split):
         flags += [f"--{name}", f"{given[name]}"] if name in given else []
     flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
+    flags += [] if data.packing else ["--packing", "false"]
     if data.max_eval_bytes is not None:
         flags += ["--max_eval_bytes", f"{int(data.max_eval_bytes)}"]
     if not arguments.training.eval_carry_state:

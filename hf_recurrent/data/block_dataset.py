@@ -27,17 +27,20 @@ end."""
 @dataclass
 class Block:
     """T bytes of B streams: inputs, targets (B, T) int64; resets, attended (B, T) bool; positions after the block
-    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode)."""
+    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode); of a streamed source, also
+    bookmarks (B, L) uint8, with which reading begins near these positions."""
 
     inputs: np.ndarray
     targets: np.ndarray
     resets: np.ndarray
     attended: np.ndarray
     positions: np.ndarray
+    bookmarks: np.ndarray | None = None
 
     def rows(self, part: slice) -> "Block":
         """A copy of some rows: a view sent to another process would take the whole block along."""
-        return Block(*(getattr(self, field.name)[part].copy() for field in fields(self)))
+        values = (getattr(self, field.name) for field in fields(self))
+        return Block(*(None if value is None else value[part].copy() for value in values))
 
 
 class BlockReader:
@@ -185,13 +188,14 @@ class BlockReader:
 
 def to_batch(block: Block, streams: np.ndarray) -> dict[str, torch.Tensor]:
     """The tensors of a batch, see [`MultiStreamDataset`]."""
-    return {
+    batch = {
         "input_ids": torch.from_numpy(block.inputs),
         "shift_labels": torch.from_numpy(block.targets),
         "reset_mask": torch.from_numpy(block.resets),
         "stream_indices": torch.from_numpy(streams.copy()),
         "stream_positions": torch.from_numpy(block.positions),
     }
+    return batch if block.bookmarks is None else batch | {"stream_bookmarks": torch.from_numpy(block.bookmarks)}
 
 
 class GroupReader(Protocol):
@@ -209,6 +213,7 @@ class BlockDataset(IterableDataset):
     Attributes:
         stream_groups: global numbers of the streams of each accumulation group.
         group_positions: start positions (B, 2) of the streams of each group.
+        group_bookmarks: `stream_bookmarks` (L,) uint8, or None, of each of the streams of each group.
     """
 
     def __init__(
@@ -221,6 +226,7 @@ class BlockDataset(IterableDataset):
         stream_indices: Sequence[int] | np.ndarray | None = None,
         accumulation_groups: int = 1,
         positions: Any = None,
+        bookmarks: Any = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
@@ -230,6 +236,9 @@ class BlockDataset(IterableDataset):
         groups = check_count("accumulation_groups", accumulation_groups)
         self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
         self.group_positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self.group_bookmarks = [
+            [None if bookmarks is None else bookmarks[stream] for stream in group] for group in self.stream_groups
+        ]
         self.prepare()
 
     def prepare(self) -> None:

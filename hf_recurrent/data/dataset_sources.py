@@ -1,7 +1,8 @@
 """Datasets of the `datasets` library as sources: given as objects, saved in a directory, or on the Hub."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,19 @@ from hf_recurrent.data.documents import (
 )
 
 _ROWS_AT_ONCE = 256
+# Suffix of a file → the loader of `datasets` that reads it row by row.
+_STREAMED_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json"}
+
+
+@contextmanager
+def read_errors(name: str) -> Iterator[None]:
+    """Turn the errors of damaged data into a ValueError that names the source."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
 
 
 def _source(name: str, dataset: Any, identity: list | None, text_column: str) -> Source:
@@ -37,17 +51,13 @@ def _source(name: str, dataset: Any, identity: list | None, text_column: str) ->
 
 
 def _documents(name: str, dataset: Any, column: str) -> Iterator[Document]:
-    import pyarrow
-
     if dataset.column_names is not None:
         dataset = dataset.select_columns([column])
     number = 0
     batches = dataset.iter(batch_size=_ROWS_AT_ONCE)
     while True:
-        try:
+        with read_errors(name):
             rows = next(batches, None)
-        except (pyarrow.ArrowException, EOFError, UnicodeDecodeError) as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
         if rows is None:
             return
         if column not in rows:
@@ -120,6 +130,12 @@ def saved_dataset(path: Path, options: ReadOptions) -> Source:
 
 def hub_dataset(name: str, options: ReadOptions) -> Source:
     """A dataset of the Hub, by its name."""
+    dataset, identity = load_hub_dataset(name, options)
+    return _source(f"dataset {name!r}", dataset, identity, options.text_column)
+
+
+def load_hub_dataset(name: str, options: ReadOptions) -> tuple[Any, list]:
+    """A dataset of the Hub, or of a folder with the same layout, and its identity as JSON."""
     if not name:
         raise ValueError("`source` is 'hub:'; it must be 'hub:owner/name'.")
     datasets = _import_datasets(f"reading the Hub dataset {name!r}")
@@ -139,4 +155,39 @@ def hub_dataset(name: str, options: ReadOptions) -> Source:
         identity += [file_stamp(Path(file["filename"])) for file in dataset.cache_files]
     elif Path(name).is_dir():
         identity += [file_stamp(file) for file in files_below(Path(name))]
-    return _source(f"dataset {name!r}", dataset, identity, options.text_column)
+    return dataset, identity
+
+
+def streamable(dataset: Any, split: str) -> Any:
+    """A given `IterableDataset`, or the `split` of a dictionary of them; a ValueError for others."""
+    name, datasets = dataset_name(dataset), _import_datasets("reading without packing")
+    dataset = _choose_split(name, dataset, split) if isinstance(dataset, dict) else dataset
+    if not isinstance(dataset, datasets.IterableDataset):
+        raise ValueError(
+            f"`source` is a {type(dataset).__name__}, {name!r}; to read it without packing, pass "
+            "`dataset.to_iterable_dataset(num_shards=...)`."
+        )
+    return dataset
+
+
+def stream_files(files: Sequence[Path]) -> Any:
+    """Files of one format as an `IterableDataset`, each file a shard.
+
+    Raises:
+        ValueError: a file is neither JSONL nor Parquet, or there are both.
+    """
+    formats = {}
+    for file in files:
+        plain = file.with_suffix("") if file.suffix in (".gz", ".zst") else file
+        formats[_STREAMED_FORMATS.get(plain.suffix)] = file
+    if None in formats or len(formats) > 1:
+        found = " and ".join(sorted(file.name for file in formats.values()))
+        raise ValueError(
+            f"{found} cannot be streamed without packing; a source must be JSONL (.jsonl, .ndjson), Parquet, or a "
+            "dataset (hub:NAME)."
+        )
+    (loader,) = formats
+    datasets = _import_datasets("reading without packing")
+    names = [str(file.absolute()) for file in files]
+    with read_errors(names[0]):
+        return datasets.load_dataset(loader, data_files=names, split="train", streaming=True)

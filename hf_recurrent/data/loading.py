@@ -1,4 +1,4 @@
-"""`load_corpus` and `load_splits`: documents are packed once, then memory-mapped."""
+"""`load_corpus` and `load_splits`, which pack documents once, and `stream_documents`, which does not."""
 
 import os
 from collections.abc import Iterable
@@ -7,11 +7,12 @@ from typing import Any
 
 from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.corpus import Corpus
-from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
+from hf_recurrent.data.dataset_sources import dataset_name, is_dataset, load_hub_dataset, stream_files, streamable
 from hf_recurrent.data.documents import ReadOptions
 from hf_recurrent.data.packing import FORMAT, Packing, fingerprint, pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
-from hf_recurrent.data.sources import known_bytes, resolve
+from hf_recurrent.data.sources import HUB_PREFIX, known_bytes, list_files, resolve
+from hf_recurrent.data.streamed_documents import StreamedDocuments
 from hf_recurrent.data.token_encoding import TokenEncoding
 
 # A name or path, a dataset of the `datasets` library, or a list of these.
@@ -102,6 +103,46 @@ def load_splits(
     if split == "train" and has_test_files(_as_list(source)):
         return train, load_corpus(source, split="test", **options)
     return train.split(validation_fraction, split_seed)
+
+
+def stream_documents(
+    source: Source,
+    *,
+    tokenizer: Any = None,
+    text_column: str = "text",
+    split: str = "train",
+    config_name: str | None = None,
+    binary: bool = False,
+) -> StreamedDocuments:
+    """Read documents while they stream, without packing them.
+
+    Args:
+        source: a path, a glob pattern, a directory, or a list of these, with JSONL or Parquet files only, each file a
+            shard; `"hub:owner/name"`, or a local folder of the same layout; or a `datasets.IterableDataset`, or an
+            `IterableDatasetDict` of which `split` is taken.
+        tokenizer, text_column, split, config_name, binary: see [`load_corpus`].
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: see [`load_corpus`].
+    """
+    sources, content = _as_list(source), None
+    name, options = ", ".join(map(_name, sources)), ReadOptions(text_column, split, config_name, True, binary)
+    hub = [each for each in sources if is_dataset(each) or os.fspath(each).startswith(HUB_PREFIX)]
+    if hub and len(sources) > 1:
+        raise ValueError(
+            f"`source` is {name}; datasets that are not packed cannot be joined: give one, or mix them (Mixture, "
+            "`--corpus_probabilities`)."
+        )
+    if not hub:
+        files = [file for each in sources for file in list_files(expand_home(each), os.fspath(each))]
+        dataset = stream_files(files)
+        content = fingerprint([[file.name, file.stat().st_size] for file in files])
+    elif is_dataset(hub[0]):
+        dataset = streamable(hub[0], split)
+    else:
+        dataset, _ = load_hub_dataset(hub[0].removeprefix(HUB_PREFIX), options)
+    reading = {"tokenizer": tokenizer, "text_column": text_column, "binary": binary}
+    return StreamedDocuments(dataset, name=name, fingerprint=content, **reading)
 
 
 def _load(sources: list, options: ReadOptions, tokenizer: Any, max_bytes: int | None, cache: Path) -> Corpus:

@@ -170,15 +170,13 @@ class MixedBlocks(BlockDataset):
 
     def prepare(self) -> None:
         source_of = self.corpus.source_of_streams(self.num_streams)
-        self._parts = [
-            self._parts_of(streams, positions, source_of)
-            for streams, positions in zip(self.stream_groups, self.group_positions, strict=True)
-        ]
+        self._parts = [self._parts_of(group, source_of) for group in range(len(self.stream_groups))]
 
-    def _parts_of(
-        self, streams: np.ndarray, positions: np.ndarray, source_of: np.ndarray
-    ) -> list[tuple[np.ndarray, BlockDataset]]:
+    def _parts_of(self, group: int, source_of: np.ndarray) -> list[tuple[np.ndarray, BlockDataset]]:
         """The rows of a group that each source gives, and the blocks of that source."""
+        streams, positions, marks = (
+            part[group] for part in (self.stream_groups, self.group_positions, self.group_bookmarks)
+        )
         parts = []
         for number, source in enumerate(self.corpus.sources):
             rows = np.flatnonzero(source_of[streams] == number)
@@ -188,9 +186,13 @@ class MixedBlocks(BlockDataset):
             local = np.searchsorted(own, streams[rows])
             begin = np.zeros((len(own), 2), dtype=np.int64)
             begin[local] = positions[rows]
-            blocks = source.blocks(
-                len(own), self.block_size, self.seed, regime=self._regime, stream_indices=local, positions=begin
-            )
+            options = {"regime": self._regime, "stream_indices": local, "positions": begin}
+            bookmarks: list[np.ndarray | None] = [None] * len(own)
+            for stream, row in zip(local, rows, strict=True):
+                bookmarks[stream] = marks[row]
+            if any(mark is not None and mark.any() for mark in bookmarks):
+                options["bookmarks"] = bookmarks
+            blocks = source.blocks(len(own), self.block_size, self.seed, **options)
             if not isinstance(blocks, BlockDataset):
                 raise ValueError(f"`sources` has {source.name!r}; its `blocks` must give a `BlockDataset`.")
             parts.append((rows, blocks))
@@ -207,5 +209,12 @@ class _MixedReader:
 
     def block(self, index: int) -> Block:
         blocks = [reader.block(index) for reader in self._readers]
-        joined = (np.concatenate([getattr(block, field.name) for block in blocks]) for field in fields(Block))
-        return Block(*(part[self._order] for part in joined))
+        marked = [block.bookmarks for block in blocks if block.bookmarks is not None]
+        if marked:
+            length = max(part.shape[1] for part in marked)
+            for block in blocks:
+                part = np.zeros((len(block.inputs), 0), np.uint8) if block.bookmarks is None else block.bookmarks
+                block.bookmarks = np.pad(part, ((0, 0), (0, length - part.shape[1])))
+        names = [field.name for field in fields(Block) if field.name != "bookmarks" or marked]
+        joined = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
+        return Block(**{name: part[self._order] for name, part in joined.items()})

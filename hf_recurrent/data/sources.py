@@ -100,7 +100,7 @@ def resolve(source: Any, options: ReadOptions) -> list[Source]:
     path = expand_home(name)
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         return [saved_dataset(path, options)]
-    files = _files(path, name)
+    files = list_files(path, name)
     for file in files:  # before hours of reading others
         check_packages(file)
     return [_file(file, options) for file in files]
@@ -118,7 +118,7 @@ def _file(path: Path, options: ReadOptions) -> Source:
     return Source(["file", *file_stamp(path), reader.__name__], partial(reader, path, options.text_column), num_bytes)
 
 
-def _files(path: Path, name: str) -> list[Path]:
+def list_files(path: Path, name: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():

@@ -50,6 +50,7 @@ class MultiStreamDataset(BlockDataset):
         stream_indices: streams of this process, in the order of its micro-batches; by default all.
         accumulation_groups: number of micro-batches; batches are of group 0, 1, …, 0, 1, …
         positions: (n, 2) `stream_positions` of all streams to continue from; None to start at the beginning.
+        bookmarks: (n, L) `stream_bookmarks` of all streams, of sources whose batches have them; else None.
 
     Raises:
         ValueError: an argument is invalid, or the positions do not belong to this corpus.

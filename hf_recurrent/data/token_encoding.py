@@ -20,7 +20,7 @@ class TokenEncoding:
     """
 
     def __init__(self, tokenizer: Any = None, binary: bool = False) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.vocab_size = 256
         self.end_token_id: int | None = None if binary else 0
         if tokenizer is not None:
@@ -51,16 +51,16 @@ class TokenEncoding:
             raise self._error(next(byte for byte in data if byte in refused), name)
         if self.dtype == np.uint16:
             return table[np.frombuffer(data, dtype=np.uint8)]
-        return np.frombuffer(data if self._tokenizer is None else data.translate(table.tobytes()), dtype=np.uint8)
+        return np.frombuffer(data if self.tokenizer is None else data.translate(table.tobytes()), dtype=np.uint8)
 
     def key(self) -> list:
         """JSON that determines the ids."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return [None, self.end_token_id]
         table = hashlib.sha256()
         for ids in self._ids_of_bytes:
             table.update(b"outside" if ids is None else ids.astype("<i8").tobytes())
-        return [type(self._tokenizer).__name__, self.vocab_size, self.end_token_id, table.hexdigest()]
+        return [type(self.tokenizer).__name__, self.vocab_size, self.end_token_id, table.hexdigest()]
 
     @cached_property
     def _ids_of_bytes(self) -> list[np.ndarray | None]:
@@ -68,7 +68,7 @@ class TokenEncoding:
         found: list[np.ndarray | None] = []
         for byte in range(256):
             try:
-                ids = [byte] if self._tokenizer is None else self._tokenizer.encode_bytes(bytes([byte]))
+                ids = [byte] if self.tokenizer is None else self.tokenizer.encode_bytes(bytes([byte]))
                 found.append(np.asarray(ids))
             except ValueError:
                 found.append(None)
@@ -88,7 +88,7 @@ class TokenEncoding:
     def _error(self, byte: int, name: str) -> ValueError:
         ids = self._ids_of_bytes[byte]
         if ids is None:
-            kind = type(self._tokenizer).__name__
+            kind = type(self.tokenizer).__name__
             return ValueError(f"{name} cannot be encoded: byte {bytes([byte])!r} is not in the alphabet of {kind}.")
         if ids[0] == self.end_token_id:
             return ValueError(

@@ -22,6 +22,7 @@ MODULES = (
     "rows_tokenizers",
     "rows_generation",
     "rows_training",
+    "rows_trackers",
     "rows_peft",
     "rows_trl",
     "rows_evaluation",
