@@ -77,10 +77,16 @@ def pretrain(*arguments: str, corpus: str = "notes", directory: str = "run") -> 
     return trace | of_directory("checkpoint/", last)
 
 
+# The recipe with which the trace was recorded.
+EARLIER = (
+    "--config_overrides", "ngram_orders=[2,3,4,5,6]", "ngram_rows=65536", "count_memory_slots=262144",
+    "count_memory_text=8388608", "--block_size", "16", "--learning_rate", "4e-3", "--count_discount", "0",
+    "--count_bytes", "0", "--bf16_products", "false",
+)  # fmt: skip
+
+
 def default_recipe() -> Trace:
-    return pretrain(
-        "--count_discount", "0", "--bf16_products", "false", "--validation_fraction", "0.2", "--max_steps", "4"
-    )
+    return pretrain(*EARLIER, "--validation_fraction", "0.2", "--max_steps", "4")
 
 
 def small() -> Trace:
