@@ -272,7 +272,7 @@ def test_a_finished_run_is_not_made_longer_in_silence(acted, capsys):
     # Another learning rate has no step left to act in, and the card keeps that which acted.
     pretrain([*again, "--learning_rate", "5e-2"])
     assert not acted.rates and rows(card_of("run"), "Learning rate") == rows(card, "Learning rate")
-    assert yaml.safe_load(Path("run/_recipe.yaml").read_text())["learning_rate"] == 4e-3  # of the default recipe
+    assert yaml.safe_load(Path("run/_recipe.yaml").read_text())["learning_rate"] == 8e-3  # of the default recipe
 
     # With a schedule that has no end, the longer run equals the run of the larger number of steps.
     constant = [*run[:-1], "long", "--lr_scheduler_type", "constant"]

@@ -48,7 +48,7 @@ def test_methods_are_those_of_the_trainers():
 @pytest.mark.parametrize(
     ("words", "expected", "unexpected"),
     [
-        ("--help", ["(recipe: 0.004)", "(default: 0.1)", "--sample_every"], ["--torch_compile", "--dmt_batch_size"]),
+        ("--help", ["(recipe: 0.008)", "(default: 0.1)", "--sample_every"], ["--torch_compile", "--dmt_batch_size"]),
         ("--method smt -h", ["--dmt_steps", "--future_length"], ["--rollout_length", "--stride"]),
         ("--recipe smt -h", ["--dmt_steps", "--future_length"], ["--rollout_length", "--stride"]),
         ("--method=rtrl --help", ["--stride"], ["--dmt_batch_size"]),
