@@ -10,7 +10,9 @@ from hf_recurrent.cli.recipes import recipe_names
 from papers import EXPERIMENTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/paper_settings.md"
-WITHOUT_TABLE = {"drift", "drift-rules", "scaling", "mgrade-memory", "smt-cost", "smt-gradients"}
+WITHOUT_TABLE = {
+    "carried-state", "drift", "drift-rules", "mgrade-memory", "scaling", "smt-cost", "smt-gradients", "task-rules",
+}  # fmt: skip
 
 
 @cache
