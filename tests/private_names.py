@@ -55,6 +55,7 @@ PRIVATE_NAMES = {
     # executorch, in a benchmark
     "executorch.extension.pybindings.portable_lib._unsafe_reset_threadpool": "nothing public sets its threads",
     # datasets
+    "datasets.IterableDataset._ex_iterable": "tells whether a stream is shuffled in a buffer; nothing public does",
     "datasets.Dataset._fingerprint": "tells whether a given dataset was packed already; nothing public does",
     # accelerate
     "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",

@@ -21,6 +21,7 @@ SHORT = ["--use_cpu", "--max_steps", "6", "--logging_steps", "2", "--disable_tqd
 SAMPLES = ["--sample_every", "0", "--sample_bytes", "16", "--sample_prompts", "def ", "class "]
 STREAMS = ["--per_device_train_batch_size", "4", "--save_steps", "4", "--validation_fraction", "0.2"]
 SMALL = [*STREAMS, "--block_size", "16", "--lr_scheduler_type", "cosine"]
+DEFAULT = [*SMALL, "--learning_rate", "4e-3"]  # of the default recipe when the traces were recorded
 TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
 TINY_SMT = ["--config_overrides", "hidden_size=16", "num_attention_heads=2", "num_memory_tokens=2"]
 LENGTHS = ["--context_length", "8", "--future_length", "4", "--max_eval_bytes", "120", "--eval_windows", "4"]
@@ -90,21 +91,21 @@ def default_recipe() -> Trace:
 
 
 def small() -> Trace:
-    return pretrain(*SMALL, *TINY)
+    return pretrain(*DEFAULT, *TINY)
 
 
 def small_again() -> Trace:
     """From what a run has left: the same by its recipe, and training of its model."""
     if not Path("notes").exists():
         write_texts(Path("notes"))
-    common = ["pretrain", "--corpus", "notes", *SHORT, *SAMPLES, *SMALL]
+    common = ["pretrain", "--corpus", "notes", *SHORT, *SAMPLES, *DEFAULT]
     run("pretrain", "--recipe", "run/_recipe.yaml", "--output_dir", "again", "--use_cpu")
     run(*common, "--model", "run", "--output_dir", "more")
     return {name: of_tensors_of(Path(name, "model.safetensors")) for name in ("again", "more")}
 
 
 def rtrl() -> Trace:
-    return pretrain("--method", "rtrl", "--stride", "8", *SMALL, *TINY)
+    return pretrain("--method", "rtrl", "--stride", "8", *DEFAULT, *TINY)
 
 
 def smt() -> Trace:
@@ -124,11 +125,11 @@ def smt_again() -> Trace:
 
 def task() -> Trace:
     options = ["--block_size", "12", "--gradient_accumulation_steps", "2", "--max_eval_bytes", "240"]
-    return pretrain(*SMALL, *TINY, *options, corpus="task:selective_copying,length=24,num_tokens=3,vocab_size=8")
+    return pretrain(*DEFAULT, *TINY, *options, corpus="task:selective_copying,length=24,num_tokens=3,vocab_size=8")
 
 
 def digits() -> Trace:
-    return pretrain(*SMALL, *TINY, "--block_size", "49", corpus="mnist:digits")
+    return pretrain(*DEFAULT, *TINY, "--block_size", "49", corpus="mnist:digits")
 
 
 def llama() -> Trace:
