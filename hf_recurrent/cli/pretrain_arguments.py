@@ -141,6 +141,10 @@ class PretrainArguments:
     threads: int | None = None
 
 
+# Typed argument → the argument of which the recipe's value is for the recipe's own.
+_DEPENDING = {"model": "config_overrides", "per_device_train_batch_size": "gradient_accumulation_steps"}
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     """Arguments of recipe and command line; the command line takes precedence. Files of `--import` are imported.
 
@@ -150,10 +154,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     method, name, recipe = chosen_recipe(argv)
-    if "model" in normalize(argv, None)[1]:
-        recipe = {
-            key: value for key, value in recipe.items() if key != "config_overrides"
-        }  # of the recipe's own model
+    typed = normalize(argv, None)[1]
+    for own, depending in _DEPENDING.items():
+        if own in typed:
+            recipe = {key: value for key, value in recipe.items() if key != depending}
     parser = build_parser(method)
     check_recognized(parser, argv)
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}

@@ -17,7 +17,7 @@
 #define SPIN 300000
 #define NAP 50000
 /* On busy cores a worker keeps the others waiting for the time slice of another program, or takes their core from them.
- * After a loss of more than LATE, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long
+ * After a loss of more than LATE, and of what is usual for a call of its length, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long
  * if that happens again, and shorter after calls without a loss. */
 #define LATE 200000
 #define FIRST_PAUSE 4000000
@@ -163,7 +163,9 @@ static void share_in_pool(struct call *call, int threads)
         if (!changes(&finished, seen))
             nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
     const int64_t time = now(), lost = time - begin - (nanoseconds(CLOCK_THREAD_CPUTIME_ID) - begin_of_work);
-    if (time - done > LATE || lost > LATE) {
+    /* The last part of a worker takes its time, and interrupts take a share of a long call. */
+    const int64_t part = (done - begin) * (offered + 1) / call->parts;
+    if (time - done > LATE + part || lost > LATE + (time - begin) / 8) {
         SET(paused_until, time + pause_length);
         pause_length = 2 * pause_length < LONGEST_PAUSE ? 2 * pause_length : LONGEST_PAUSE;
     } else if (pause_length > FIRST_PAUSE)
