@@ -189,7 +189,8 @@ def update_text(kind: str, numbers: str, num_fixed: int = 0) -> str:
         numbers: of [`LearnerSetting`].
         num_fixed: weights in fixed point, which come first.
     """
-    weights = f"float *restrict weights = learner->saved.weights + begin{f' - {num_fixed}' if num_fixed else ''};"
+    first = f"(begin - {num_fixed})" if num_fixed else "begin"  # no address outside of the array, not even on the way
+    weights = f"float *restrict weights = learner->saved.weights + {first};"
     texts = [_change(kind, "", weights, numbers != "float32")]
     if num_fixed:
         texts.append(_change(kind, "_fixed", "int16_t *restrict weights = learner->saved.fixed + begin;", True))
