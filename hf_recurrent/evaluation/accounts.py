@@ -15,7 +15,6 @@ from hf_recurrent.evaluation.counts_alone import CountsAlone, TrainingBytes, fro
 from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 Row = dict[str, float | None]
-_NO_AMOUNTS = {"train_bytes": None, "counted_bytes": None}
 ALONE, AFTER = "each file alone", "after the same bytes"
 
 
@@ -48,8 +47,9 @@ def measure_accounts(
             rows = {"counts alone": counted.result()} | rows
         others, orders = compressed.result()
     sizes = {name: metrics[name] for name in ("num_bytes", "num_episodes")}
-    amounts = {"train_bytes": read.num_bytes, "counted_bytes": read.num_counted_bytes} if known else {}
-    return {"rows": rows | others, "ppmd_orders": orders, "notes": notes, **_NO_AMOUNTS, **amounts} | sizes
+    train_bytes, counted_bytes = (read.num_bytes, read.num_counted_bytes) if known else (None, None)
+    amounts = {"train_bytes": train_bytes, "counted_bytes": counted_bytes}
+    return {"rows": rows | others, "ppmd_orders": orders, "notes": notes} | amounts | sizes
 
 
 def _measure_counts(shape: MemoryShape, held_out: Corpus, share: EvaluationShare, read: TrainingBytes) -> Row:

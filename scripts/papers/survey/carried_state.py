@@ -1,4 +1,4 @@
-"""What a carried state is worth in long documents, and how far back a passage is remembered (our own)."""
+"""Value of a carried state in long documents, and distance at which a passage is remembered (our own)."""
 
 import os
 from collections.abc import Sequence
