@@ -18,7 +18,10 @@ class PlatformDistribution(Distribution):
 
 
 # The source of each extension is of its name; these are the files that it includes, headers without ".h".
-COUNTS = [f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")]
+COUNTS = [
+    "count_memory",
+    *(f"count_memory_{part}" for part in "contexts mixing all_bytes reading coder coding".split()),
+]
 INCLUDED = {
     "count_memory_cpu": COUNTS,
     "count_memory_large_cpu": [*COUNTS, "count_memory_large", "count_memory_cpu.c"],

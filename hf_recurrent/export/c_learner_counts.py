@@ -194,7 +194,7 @@ def _kernel_source(shape: MemoryShape, keeps: bool) -> str:
     ]
     defined = {"EXPORTED", *["SMALL"] * shape.small, *["KEEPS_COUNTS"] * keeps}
     folder = Path(hf_recurrent.kernels.__file__).parent
-    for name in ("", "_contexts", "_mixing", "_reading"):
+    for name in ("", "_contexts", "_mixing", "_all_bytes", "_reading"):
         text = (folder / f"count_memory{name}.h").read_text(encoding="utf-8")
         texts.append("\n".join(_selected(text.splitlines(), defined)))
     source = re.sub(r"\bNAME\((\w+)\)", r"\1_base", "\n".join(texts))

@@ -212,6 +212,10 @@ struct path {
     struct node nodes[8];
     float x[8][INPUTS] __attribute__((aligned(32)));
 };
+/* Symbols with counts, sorted; of each the first place, and [256] is their number. newest: the last one after its context. */
+enum { MOST_COUNTED = LONG_MATCH * SYMBOLS + 2 };
+struct counted { uint8_t symbol, source, count, newest; };
+struct sorted_counts { uint16_t first[257]; struct counted sorted[MOST_COUNTED]; };
 INLINE int cell_at(int source, int recent, int depth, int zeros, int ones)
 {
     return (((source * 3 + recent) * DEPTHS + depth * DEPTHS / 8) * LEVELS + zeros) * LEVELS + ones;
@@ -225,6 +229,7 @@ INLINE int match_bit(int symbol, int tree, int depth)
     return symbol >= 0 && ((symbol | 256) >> (8 - depth)) == tree ? 1 + (symbol >> (7 - depth) & 1) : 0;
 }
 static const float no_rows[INPUTS];
+#define BIAS_INPUT 0.4f
 #ifndef KEEPS_COUNTS /* a learner in C that begins with counts */
 /* Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing. */
 static void begin_memory(struct memory *m)

@@ -24,11 +24,11 @@ static TARGET int NAME(code_byte)(const struct memory *m, struct stream *s, cons
     if (decodes) byte = NAME(expected_byte)(f, 1, 0);
     for (int depth = 0, from = 0; depth < 8; depth++) {
         if (depth == from) {
-            for (int d = from; d < 8; d++) NAME(select_rows)(m, s, f, (256 | byte) >> (8 - d), d, 0, path->nodes + d);
+            for (int d = from; d < 8; d++) NAME(select_rows)(m, s, f, (256 | byte) >> (8 - d), d, path->nodes + d);
             NAME(find_cells)(m, f, byte, from, path);
         }
         const int tree = (256 | byte) >> (8 - depth), expected = byte >> (7 - depth) & 1;
-        NAME(predict_node)(m, s, tree, 0, 1, path->nodes + depth, path->x[depth]);
+        NAME(predict_node)(m, s, tree, 1, path->nodes + depth, path->x[depth]);
         const int bit = code_bit(coder, decodes, expected, (uint32_t)path->nodes[depth].refined);
         if (bit != expected) {
             from = depth + 1;
@@ -63,11 +63,11 @@ static TARGET void NAME(code_block)(struct memory *m, uint8_t *states, const str
         }
         struct stream *s = (struct stream *)(states + i % job->streams * state_size(m));
         NAME(read_network)(s, network, 256, byte, job->decodes);
+        fetch(m, s, &found);
         find(m, s, &found);
         job->bytes[i] = (uint8_t)NAME(code_byte)(m, s, &found, job->coder, job->decodes, byte, &path);
-        if (s->pending) NAME(update_path)(m, s, r, &path); /* nothing is learned from the first byte, as in reading */
+        NAME(take_byte)(m, s, r, &found, s->pending ? &path : 0, job->bytes[i], 0); /* no learning from the first byte, as in reading */
         s->pending = 1;
         s->target = -1;
-        NAME(append_byte)(m, s, r, &found, job->bytes[i], 0);
     }
 }

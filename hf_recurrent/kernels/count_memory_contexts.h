@@ -164,10 +164,10 @@ INLINE struct slot *recent_bucket(const struct memory *m, struct stream *s, int 
     return recent_of(m, s) + first_slot(m, table) + first_way(hash, (uint64_t)recent_slots(m, table));
 }
 INLINE uint64_t match_place(const struct memory *m, const struct hashes *h) { return h->context[MATCH_CONTEXT] >> (32 - m->match_bits); }
-/* Before the byte at the current position is appended: later contexts find it. */
-static void remember(const struct memory *m, struct stream *s, const struct hashes *h, int byte)
+/* The byte at a position, whose contexts have these hashes: later contexts find it. */
+static void remember(const struct memory *m, struct stream *s, const struct hashes *h, uint64_t position, int byte)
 {
-    const uint32_t next = (uint32_t)s->history.position + 1;
+    const uint32_t next = (uint32_t)position + 1;
     for (int k = 0; k < RECENT_CONTEXTS; k++) {
         const uint32_t hash = recent_hash(h, k);
         count_recent(recent_bucket(m, s, k, hash), hash, byte);
@@ -238,10 +238,15 @@ static void find_long_match(const struct memory *m, struct stream *s, struct fou
     f->long_symbol = s->long_length ? m->text[s->long_match & text_mask] : -1;
     f->long_length = limited_length(s->long_length);
 }
-static void find(const struct memory *m, struct stream *s, struct found *f)
+/* Hashes at the position, and what `find` reads from the long-term memory. */
+static void fetch(const struct memory *m, struct stream *s, struct found *f)
 {
     find_hashes(&s->history, ring_of(m, s), ring_size(m) - 1, &f->hashes);
     for (int c = 0; c < LONG_CONTEXTS; c++) __builtin_prefetch(bucket_of(m, c, f->hashes.context[c]));
+    for (int k = 0; k < 2; k++) __builtin_prefetch(m->index + (((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))));
+}
+static void find(const struct memory *m, struct stream *s, struct found *f)
+{
     for (int k = RECENT_1; k < LONG_MATCH; k++) f->slots[k] = 0;
     f->recent_order = f->match_length = 0;
     f->match_symbol = -1;

@@ -38,6 +38,7 @@ struct coding {
 #define TARGET
 #define NAME(x) x##_base
 #include "count_memory_mixing.h"
+#include "count_memory_all_bytes.h"
 #include "count_memory_reading.h"
 #include "count_memory_coding.h"
 #undef TARGET
@@ -46,6 +47,7 @@ struct coding {
 #define TARGET __attribute__((target("avx2")))
 #define NAME(x) x##_avx2
 #include "count_memory_mixing.h"
+#include "count_memory_all_bytes.h"
 #include "count_memory_reading.h"
 #include "count_memory_coding.h"
 #endif

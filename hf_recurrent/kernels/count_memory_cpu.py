@@ -8,8 +8,8 @@ Shape letters: B streams, T steps.
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,10 +88,14 @@ def small_library() -> ctypes.CDLL:
     return _loaded("_count_memory_small_cpu", SMALL_VERSION)
 
 
-def _address(array: np.ndarray | None) -> int | None:
-    return None if array is None else array.ctypes.data
+def _address(array: Any | None) -> int | None:
+    """Of an array or a tensor, which may be None."""
+    if array is None:
+        return None
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
 
 
+@lru_cache(maxsize=16)
 def _rates(rates: "Rates"):
     return ctypes.byref(_Rates(*rates[:6], _LEARNS * rates.learns + _INSERTS * rates.inserts))
 
@@ -116,7 +120,7 @@ class Memory:
         """Fill arrays of zeros with the values before the first byte."""
         self._library.hf_count_memory_begin(self._pointer)
 
-    def read(self, states: np.ndarray, rates: "Rates", block: "Block") -> None:
+    def read(self, states: Any, rates: "Rates", block: "Block") -> None:
         """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
         streams, steps = block.tokens.shape
         width = 0 if block.network is None else block.network.shape[-1]
@@ -124,7 +128,7 @@ class Memory:
         addresses = [_address(getattr(block, name)) for name in _BLOCK_ARRAYS]
         self._library.hf_count_memory_read(
             self._pointer,
-            states.ctypes.data,
+            _address(states),
             _rates(rates),
             ctypes.byref(_Block(streams, steps, width, block.first, size, *addresses)),
         )

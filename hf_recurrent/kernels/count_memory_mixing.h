@@ -56,8 +56,8 @@ INLINE TARGET float *NAME(row_of)(const struct memory *m, struct stream *s, int 
     return m->rows && !s->no_recent ? rows_of(s) + (scrambled((uint32_t)row) & (uint32_t)(m->rows - 1)) * INPUTS : (float *)no_rows;
 }
 
-/* Rows of weights and of the tables that refine, at a node; they are fetched from memory while others are computed. */
-INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, int is_empty, struct node *node)
+/* At a node: rows of weights, rows of the second layer, and what selects the rows of the tables that refine; `stride` apart. */
+INLINE TARGET void NAME(find_rows)(const struct stream *s, const struct found *f, int tree, int depth, int stride, int *rows, int *final_rows, uint32_t *refined)
 {
     const struct history *h = &s->history;
     const int last = h->last8 & 255, ml = f->match_length, ll = f->long_length;
@@ -83,54 +83,39 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
 #endif
     };
 #endif
-    for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
-        node->row[k] = row[k] + first;
-        const char *weights = (const char *)(m->weights + (int64_t)node->row[k] * INPUTS);
-        for (int line = is_empty ? INPUTS * 4 - 32 : 0; line < INPUTS * 4; line += 64) __builtin_prefetch(weights + line);
-    }
-    node->final_row[0] = tree;
+    for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) rows[k * stride] = row[k] + first;
+    final_rows[0] = tree;
 #ifdef LARGE
-    node->final_row[1] = 256 + (m_level * 8 + depth) * 4 + l_level;
+    final_rows[stride] = 256 + (m_level * 8 + depth) * 4 + l_level;
 #endif
-    const uint32_t refined[REFINEMENTS] = {hash2((uint32_t)last, (uint32_t)tree), hash2(f->hashes.context[0], (uint32_t)tree),
+    const uint32_t hashes[REFINEMENTS] = {hash2((uint32_t)last, (uint32_t)tree), hash2(f->hashes.context[0], (uint32_t)tree),
         hash2((uint32_t)(f->match_symbol + 1 + 256 * m_level), (uint32_t)tree),
 #ifdef LARGE
         hash2(f->hashes.context[1], (uint32_t)tree), hash2(f->hashes.context[PLAIN_1], (uint32_t)tree), hash2(h->classes & 0xffffff, (uint32_t)tree),
 #endif
     };
+    for (int k = 0; k < REFINEMENTS; k++) refined[k * stride] = hashes[k];
+}
+INLINE TARGET uint16_t *NAME(knots_of)(const struct memory *m, int table, uint32_t hash)
+{
+    return m->refinement + (((int64_t)table << REFINEMENT_BITS) + (hash >> (32 - REFINEMENT_BITS))) * KNOTS;
+}
+/* The rows of a node that has counts or is on a way to a byte; they are fetched from memory while others are computed. */
+INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, struct node *node)
+{
+    uint32_t refined[REFINEMENTS];
+    NAME(find_rows)(s, f, tree, depth, 1, node->row, node->final_row, refined);
+    for (int k = 0; k < SETS; k++)
+        for (int line = 0; line < INPUTS * 4; line += 64) __builtin_prefetch((const char *)(m->weights + (int64_t)node->row[k] * INPUTS) + line);
     for (int k = 0; k < REFINEMENTS; k++) {
-        node->knots[k] = m->refinement + (((int64_t)k << REFINEMENT_BITS) + (refined[k] >> (32 - REFINEMENT_BITS))) * KNOTS;
+        node->knots[k] = NAME(knots_of)(m, k, refined[k]);
         __builtin_prefetch(node->knots[k] + KNOTS / 2);
     }
 }
-/* The same number as `dot` where only the inputs from BIAS on are not zero. */
-INLINE TARGET float NAME(dot_empty)(const float *w, const float *d, const float *x)
+/* Probabilities before and after the tables, from the logit of the second layer. */
+INLINE TARGET void NAME(refine)(float logit, struct node *node)
 {
-    return ((w[BIAS] + d[BIAS]) * x[BIAS] + (w[NETWORK_P] + d[NETWORK_P]) * x[NETWORK_P]) + (w[NETWORK] + d[NETWORK]) * x[NETWORK];
-}
-/* Probability of a one at a node with selected rows; `x` has the inputs of the sources.
- * is_empty: there are none. updates: `update_node` follows. */
-INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, int tree, int is_empty, int updates, struct node *node, float *x)
-{
-    const int has_network = s->network[0] > 0;
-    const float network = has_network ? clipped(s->network[tree], -11.9f, 11.9f) : 0;
-    x[BIAS] = 0.4f;
-    x[NETWORK] = network;
-    x[NETWORK_P] = has_network ? (float)(squashed[LOGITS + squash_index(network)] - 32768) * (1.0f / 32768) : 0;
-    float finals[FINALS] = {0};
-    for (int k = 0; k < SETS; k++) {
-        const float *w = m->weights + (int64_t)node->row[k] * INPUTS, *d = NAME(row_of)(m, s, node->row[k]);
-        const float y = clipped(is_empty ? NAME(dot_empty)(w, d, x) : NAME(dot)(w, d, x), -11.9f, 11.9f);
-        if (updates) {
-            node->out[k] = y;
-            node->set_p[k] = squashed[LOGITS + squash_index(y)];
-        }
-        for (int i = 0; i < FINALS; i++) finals[i] += y * (m->final_weights[node->final_row[i] * SETS + k] + s->final_delta[k]);
-    }
-    float sum_of_finals = finals[0];
-    for (int i = 1; i < FINALS; i++) sum_of_finals += finals[i];
-    for (int i = 0; updates && i < FINALS; i++) node->final_p[i] = squashed[LOGITS + squash_index(finals[i])];
-    const int index = squash_index(sum_of_finals * (1.0f / FINALS)), position = limited(index, -2047, 2047) + 2048, knot = position >> 7;
+    const int index = squash_index(logit), position = limited(index, -2047, 2047) + 2048, knot = position >> 7;
     node->p = squashed[LOGITS + index];
     node->part = position & 127;
     int sum = 2 * node->p;
@@ -140,13 +125,36 @@ INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, 
     }
     node->refined = limited(sum / (2 + REFINEMENTS), 1, 65535);
 }
+INLINE TARGET float NAME(network_p)(float logit) { return (float)(squashed[LOGITS + squash_index(logit)] - 32768) * (1.0f / 32768); }
+/* Probability of a one at a node with selected rows; `x` has the inputs of the sources. updates: `update_node` follows. */
+INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, int tree, int updates, struct node *node, float *x)
+{
+    const int has_network = s->network[0] > 0;
+    const float network = has_network ? clipped(s->network[tree], -11.9f, 11.9f) : 0;
+    x[BIAS] = BIAS_INPUT;
+    x[NETWORK] = network;
+    x[NETWORK_P] = has_network ? NAME(network_p)(network) : 0;
+    float finals[FINALS] = {0};
+    for (int k = 0; k < SETS; k++) {
+        const float y = clipped(NAME(dot)(m->weights + (int64_t)node->row[k] * INPUTS, NAME(row_of)(m, s, node->row[k]), x), -11.9f, 11.9f);
+        if (updates) {
+            node->out[k] = y;
+            node->set_p[k] = squashed[LOGITS + squash_index(y)];
+        }
+        for (int i = 0; i < FINALS; i++) finals[i] += y * (m->final_weights[node->final_row[i] * SETS + k] + s->final_delta[k]);
+    }
+    float sum = finals[0];
+    for (int i = 1; i < FINALS; i++) sum += finals[i];
+    for (int i = 0; updates && i < FINALS; i++) node->final_p[i] = squashed[LOGITS + squash_index(finals[i])];
+    NAME(refine)(sum * (1.0f / FINALS), node);
+}
 static TARGET void NAME(predict_path)(const struct memory *m, struct stream *s, const struct found *f, int byte, struct path *path)
 {
     path->byte = byte;
     path->valid = 1;
-    for (int depth = 0; depth < 8; depth++) NAME(select_rows)(m, s, f, (256 | byte) >> (8 - depth), depth, 0, path->nodes + depth);
+    for (int depth = 0; depth < 8; depth++) NAME(select_rows)(m, s, f, (256 | byte) >> (8 - depth), depth, path->nodes + depth);
     NAME(find_cells)(m, f, byte, 0, path);
-    for (int depth = 0; depth < 8; depth++) NAME(predict_node)(m, s, (256 | byte) >> (8 - depth), 0, 1, path->nodes + depth, path->x[depth]);
+    for (int depth = 0; depth < 8; depth++) NAME(predict_node)(m, s, (256 | byte) >> (8 - depth), 1, path->nodes + depth, path->x[depth]);
 }
 
 /* After the bit at a node is known: the stream's own weights adapt, and the shared ones learn. */

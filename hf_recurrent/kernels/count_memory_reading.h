@@ -34,48 +34,6 @@ static TARGET void NAME(network_nodes)(const float *logits, int target, float *n
     else
         for (int tree = 1; tree < 256; tree++) nodes[tree] = log_positive(sums[2 * tree + 1] / sums[2 * tree]);
 }
-/* Log probabilities of all bytes. */
-static TARGET void NAME(predict_all)(const struct memory *m, struct stream *s, const struct found *f, float *logits)
-{
-    uint8_t seen[256] = {0}, listed[256] = {0};
-    int refined[256];
-    struct path path;
-    struct node node;
-    for (int c = 0; c < LONG_MATCH; c++)
-        if (f->slots[c]) for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) listed[f->slots[c]->symbol[i]] = 1;
-    if (f->match_symbol >= 0) listed[f->match_symbol] = 1;
-    if (f->long_symbol >= 0) listed[f->long_symbol] = 1;
-    for (int byte = 0; byte < 256; byte++) {
-        int from = 0;
-        if (!listed[byte]) continue;
-        while (from < 8 && seen[(256 | byte) >> (8 - from)]) from++;
-        NAME(find_cells)(m, f, byte, from, &path);
-        for (int depth = from; depth < 8; depth++) {
-            const int tree = (256 | byte) >> (8 - depth);
-            seen[tree] = 1;
-            NAME(select_rows)(m, s, f, tree, depth, 0, &node);
-            NAME(predict_node)(m, s, tree, 0, 0, &node, path.x[depth]);
-            refined[tree] = node.refined;
-        }
-    }
-    for (int tree = 1, depth = 0; tree < 256; tree++) {
-        depth += tree >> (depth + 1);
-        if (seen[tree]) continue;
-        NAME(select_rows)(m, s, f, tree, depth, 1, &node);
-        NAME(predict_node)(m, s, tree, 1, 0, &node, path.x[0]);
-        refined[tree] = node.refined;
-    }
-    float zeros[256], ones[256], sums[512];
-    for (int tree = 1; tree < 256; tree++) zeros[tree] = log_positive((float)(65536 - refined[tree]) * (1.0f / 65536));
-    for (int tree = 1; tree < 256; tree++) ones[tree] = log_positive((float)refined[tree] * (1.0f / 65536));
-    sums[1] = 0;
-    for (int tree = 1; tree < 256; tree++) {
-        sums[2 * tree] = sums[tree] + zeros[tree];
-        sums[2 * tree + 1] = sums[tree] + ones[tree];
-    }
-    memcpy(logits, sums + 256, 256 * sizeof *logits);
-}
-
 static TARGET void NAME(read_network)(struct stream *s, const float *network, int64_t width, int target, int all)
 {
     if (!network || (width != 256 && target < 0)) { s->network[0] = 0; return; }
@@ -88,7 +46,7 @@ static TARGET void NAME(end_document)(struct memory *m, struct stream *s, const 
 {
     const int target = s->target < 256 ? s->target : -1;
     if (s->pending && target >= 0) {
-        if (!path->valid || path->byte != target) { find(m, s, f); NAME(predict_path)(m, s, f, target, path); }
+        if (!path->valid || path->byte != target) { fetch(m, s, f); find(m, s, f); NAME(predict_path)(m, s, f, target, path); }
         NAME(update_path)(m, s, r, path);
     }
     if (b->pending) {
@@ -107,18 +65,22 @@ static TARGET void NAME(write_target)(const struct path *path, int64_t i, const 
     }
     if (b->nats) b->nats[i] = nats;
 }
-/* After a byte is known: count it, follow the long match, and make it part of the history. The short-term memory does not know samples. */
-static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const struct rates *r, const struct found *found, int byte, int is_sampled)
+/* After a byte is known: count it, follow the matches, make it part of the history, and learn from it. The short-term memory does not
+ * know samples. What the next contexts need is fetched from memory while the weights adapt; `found` then has their hashes. */
+static TARGET void NAME(take_byte)(struct memory *m, struct stream *s, const struct rates *r, struct found *found, struct path *path, int byte, int is_sampled)
 {
-    if (r->mode & INSERTS) insert(m, &found->hashes, s->history.position, byte);
+    const struct hashes before = found->hashes;
+    const uint64_t position = s->history.position;
+    const int is_remembered = !is_sampled && !without_recent(m, s);
+    if (r->mode & INSERTS) insert(m, &before, position, byte);
     if (s->long_length)
         follow(&s->long_match, &s->long_length, in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte);
     if (is_sampled) s->match_length = 0; /* it could go on into samples */
-    else if (!without_recent(m, s)) {
-        remember(m, s, &found->hashes, byte);
-        if (s->match_length) follow(&s->match, &s->match_length, ring_of(m, s)[s->match & (ring_size(m) - 1)] == byte);
-    }
+    else if (is_remembered && s->match_length) follow(&s->match, &s->match_length, ring_of(m, s)[s->match & (ring_size(m) - 1)] == byte);
     append(&s->history, ring_of(m, s), ring_size(m) - 1, byte);
+    fetch(m, s, found);
+    if (path) NAME(update_path)(m, s, r, path);
+    if (is_remembered) remember(m, s, &before, position, byte);
 }
 static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const struct rates *r, int64_t number, const struct block *b)
 {
@@ -139,13 +101,11 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
             is_found = 0;
         }
         const int byte = b->bytes[i];
-        if (!is_found) find(m, s, &found);
+        if (!is_found) { fetch(m, s, &found); find(m, s, &found); }
         const int is_sampled = b->flags[i] & SAMPLED_STEP; /* nothing is learned from it */
-        if (s->pending && !is_sampled) {
-            if (!path.valid || path.byte != byte) NAME(predict_path)(m, s, &found, byte, &path);
-            NAME(update_path)(m, s, r, &path);
-        }
-        NAME(append_byte)(m, s, r, &found, byte, is_sampled);
+        const int learns = s->pending && !is_sampled;
+        if (learns && (!path.valid || path.byte != byte)) NAME(predict_path)(m, s, &found, byte, &path);
+        NAME(take_byte)(m, s, r, &found, learns ? &path : 0, byte, is_sampled);
         if (b->pending) {
             if (b->pending_used[number] == b->pending_size) {
                 insert_document(m, b->pending + number * b->pending_size, b->pending_size, -1);

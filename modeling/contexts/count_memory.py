@@ -14,7 +14,7 @@ Shape letters: B streams or batch, T steps, V vocabulary (256).
 """
 
 import importlib
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -148,39 +148,40 @@ class CountMemory(nn.Module):
         Raises:
             ValueError: the state is of another memory.
         """
-        shape, device = input_ids.shape, input_ids.device
-        self._check_state(state, shape[0])
+        shape, device = tuple(input_ids.shape), input_ids.device
+        self._check_state(state, shape[0], in_place)
         new_state = state if in_place else state.cpu().clone(memory_format=torch.contiguous_format)
-        nats = None if targets is None else np.zeros(shape, np.float32)
-        logits = None if logits_from is None else np.zeros((shape[0], shape[1] - logits_from, _BYTES), np.float32)
+        nats = None if targets is None else torch.zeros(shape)
+        logits = None if logits_from is None else torch.zeros(shape[0], shape[1] - logits_from, _BYTES)
         block = Block(
-            tokens=_numpy(input_ids, torch.uint8),
+            tokens=_on_cpu(input_ids, torch.uint8),
             flags=_flags(shape, reset_mask, attention_mask, sampled),
-            targets=None if targets is None else _numpy(targets, torch.int32),
-            network=None if network is None else _numpy(network.detach(), torch.float32),
+            targets=None if targets is None else _on_cpu(targets, torch.int32),
+            network=None if network is None else _on_cpu(network.detach(), torch.float32),
             nats=nats,
             logits=logits,
             first=logits_from or 0,
-            pending=None if pending is None else pending[0].numpy(),
-            pending_used=None if pending is None else pending[1].numpy(),
+            pending=None if pending is None else pending[0],
+            pending_used=None if pending is None else pending[1],
         )
-        self._memory().read(new_state.numpy(), rates, block)
+        self._memory().read(new_state, rates, block)
         if rates.learns or rates.inserts:
             self._note_change()
-        results = (None if array is None else torch.from_numpy(array).to(device) for array in (nats, logits))
+        results = (None if tensor is None else tensor.to(device) for tensor in (nats, logits))
         return *results, new_state.to(device)
 
-    def _check_state(self, state: torch.Tensor, streams: int) -> None:
+    def _check_state(self, state: torch.Tensor, streams: int, in_place: bool) -> None:
         if state.dtype != torch.uint8 or state.shape != (streams, self.state_bytes):
             raise ValueError(
                 f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory "
                 f"need torch.uint8, {(streams, self.state_bytes)}."
             )
+        if in_place and not (state.is_cpu and state.is_contiguous()):
+            raise ValueError(f"`state['{STATE_PART}']` must be contiguous and on the CPU to be changed in place.")
 
     def insert(self, document: torch.Tensor, end_byte: int | None = None) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte, in the long-term memory."""
-        array = _numpy(document, torch.uint8)
-        self._memory().insert(array, -1 if end_byte is None else end_byte)
+        self._memory().insert(_on_cpu(document, torch.uint8).numpy(), -1 if end_byte is None else end_byte)
         self._note_change()
 
     def _note_change(self) -> None:
@@ -191,15 +192,21 @@ class CountMemory(nn.Module):
 
 def _flags(
     shape: tuple[int, int], reset_mask: torch.Tensor | None, attention_mask: torch.Tensor | None, sampled: bool
-) -> np.ndarray:
+) -> torch.Tensor:
     """Flags of the steps, (B, T) uint8."""
-    flags = np.full(shape, REAL_STEP | SAMPLED_STEP * sampled, np.uint8)
+    flags = _plain_flags(shape, sampled)
     if attention_mask is not None:
-        flags[attention_mask.cpu().numpy() == 0] = 0
+        flags = flags * (attention_mask.cpu() != 0)
     if reset_mask is not None:
-        flags |= RESET_STEP * reset_mask.cpu().numpy().astype(np.uint8)
+        flags = flags | RESET_STEP * reset_mask.cpu().to(torch.uint8)
     return flags
 
 
-def _numpy(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
-    return tensor.to("cpu", dtype).contiguous().numpy()
+@lru_cache(maxsize=64)
+def _plain_flags(shape: tuple[int, int], sampled: bool) -> torch.Tensor:
+    """Flags without masks, which are only read: a single step takes microseconds."""
+    return torch.full(shape, REAL_STEP | SAMPLED_STEP * sampled, dtype=torch.uint8)
+
+
+def _on_cpu(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to("cpu", dtype).contiguous()

@@ -187,7 +187,7 @@ REAL_STEP, RESET_STEP, SAMPLED_STEP = 1, 2, 4  # flags of a step
 
 
 class Block(NamedTuple):
-    """Blocks of B streams, and room for the results.
+    """Blocks of B streams, and room for the results: arrays, or tensors on the CPU without gaps.
 
     Args:
         tokens: (B, T) uint8.
@@ -204,13 +204,13 @@ class Block(NamedTuple):
         pending_used: (B,) int64, how many there are.
     """
 
-    tokens: np.ndarray
-    flags: np.ndarray
-    targets: np.ndarray | None = None
-    network: np.ndarray | None = None
-    nats: np.ndarray | None = None
-    probabilities: np.ndarray | None = None
-    logits: np.ndarray | None = None
+    tokens: Any
+    flags: Any
+    targets: Any | None = None
+    network: Any | None = None
+    nats: Any | None = None
+    probabilities: Any | None = None
+    logits: Any | None = None
     first: int = 0
-    pending: np.ndarray | None = None
-    pending_used: np.ndarray | None = None
+    pending: Any | None = None
+    pending_used: Any | None = None

@@ -48,6 +48,8 @@ class CountMemoryReference:
 
     def read(self, states: np.ndarray, rates: Rates, block: Block) -> None:
         """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
+        states = np.asarray(states)  # of tensors, in the same memory
+        block = Block(*(np.asarray(value) if hasattr(value, "shape") else value for value in block))
         with np.errstate(all="ignore"):
             for row, state in enumerate(states):
                 _CountReader(self.arrays, self.shape, state, rates, block, row).read()
