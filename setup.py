@@ -18,10 +18,8 @@ class PlatformDistribution(Distribution):
 
 
 # The source of each extension is of its name; these are the files that it includes, headers without ".h".
-COUNTS = [
-    "count_memory",
-    *(f"count_memory_{part}" for part in "contexts mixing all_bytes reading coder coding".split()),
-]
+PARTS = ("", "_contexts", "_mixing", "_all_bytes", "_reading", "_coder", "_coding")
+COUNTS = [f"count_memory{part}" for part in PARTS]
 INCLUDED = {
     "count_memory_cpu": COUNTS,
     "count_memory_large_cpu": [*COUNTS, "count_memory_large", "count_memory_cpu.c"],
