@@ -61,6 +61,14 @@ def test_samples(run, counted_run):
     assert rows[0][1:3] == ["3", "100.0%"] and rows[3][2] == "0.0%"
 
 
+def test_counts(run, tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number}.py").write_text("\n".join(f"value_{number}_{each} = {each}" for each in range(400)))
+    rows = run("benchmark_counts", "--corpus", str(tmp_path), "--models", "memora-tiny", "--rounds", "1")
+    assert [row[:2] for row in rows] == [["memora-tiny", "blocks"], ["memora-tiny", "single steps"]]
+    assert all(float(network) > 0 and float(both) > 0 for _, _, network, both, _ in rows)
+
+
 def test_generation(run):
     arguments = ["--rows", "selective-copying", "--families", "memora", "hawk", "llama", "--bytes", "6"]
     arguments += ["--position", "100", "--bandwidth_bytes", "65536", "--rounds", "1"]
