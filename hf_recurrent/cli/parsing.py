@@ -121,7 +121,7 @@ def discard_output() -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """The sentence about an error; one of a full disk without a file, which all other writers name, names the output."""
+    """The sentence about an error: a full disk without the name of a file, which our writers give, is the output's."""
     if error.filename is not None or error.errno not in CANNOT_WRITE:
         return str(error)
     discard_output()

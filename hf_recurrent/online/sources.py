@@ -213,9 +213,7 @@ def _read_standard_input(timeout: float | None) -> Source:
 def _connect(name: str, timeout: float | None) -> Iterator[bytes]:
     match = _TCP.fullmatch(name)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
-        raise ValueError(
-            f"`source` is {name!r}; it must be a file, `-` for standard input, or tcp://127.0.0.1:PORT."
-        )
+        raise ValueError(f"`source` is {name!r}; it must be a file, `-` for standard input, or tcp://127.0.0.1:PORT.")
     host, port = match["host"].strip("[]"), int(match["port"])
     if host != "localhost" and not _is_loopback(host):
         raise ValueError(

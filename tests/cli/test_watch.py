@@ -139,7 +139,7 @@ def test_lines_that_are_not_saved_are_an_error(monkeypatch, capsys):
     write_ = os.write
 
     def write_unless_full(descriptor, data):
-        if b"line_number" in data:
+        if b"line_number" in bytes(data):
             raise OSError(28, "No space left on device")
         return write_(descriptor, data)
 
