@@ -149,7 +149,10 @@ def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
 
     if arguments.regex is not None:
         return RegexConstraint(arguments.regex)
-    return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
+    try:
+        return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`--json_schema` is {str(arguments.json_schema)!r}, which is not UTF-8 text.") from error
 
 
 main = command(build_parser, _generate)

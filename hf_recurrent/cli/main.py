@@ -43,14 +43,28 @@ def usage() -> str:
     return "\n".join(["usage: hf-recurrent COMMAND [--help] ...", "       hf-recurrent --version", "", *lines])
 
 
+def _print(text: str) -> None:
+    """Print to standard output, which may be a pipe without a reader, or a file on a full disk."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        from hf_recurrent.cli.parsing import describe_os_error, discard_output
+
+        discard_output()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        print(f"hf-recurrent: error: {describe_os_error(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command at the beginning of `argv`, by default the arguments of the process."""
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in ("-h", "--help", "help"):
-        print(usage())
+        _print(usage())
         return
     if command in ("--version", "-V", "version"):
-        print(f"hf-recurrent {hf_recurrent.__version__}")
+        _print(f"hf-recurrent {hf_recurrent.__version__}")
         return
     name = command.replace("_", "-")
     if name not in COMMANDS:

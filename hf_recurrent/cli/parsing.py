@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from hf_recurrent.argument_checks import check_numbers
+from hf_recurrent.checkpoints.atomic_files import CANNOT_WRITE
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, name_typed, normalize, unrecognized
 from hf_recurrent.cli.user_code import add_import_argument, import_user_code
 
@@ -81,13 +82,18 @@ def run_command(
         arguments, remaining = parser.parse_known_args(words)
         if remaining and not passes_on:
             raise unrecognized(remaining[0], parser._option_string_actions)
+        parser.typed = normalize(remaining, None)[1] | parser.typed  # of the parser that reads the rest
         check_numbers(vars(arguments), "--")
         import_user_code(arguments.user_code)
-        return action(arguments, remaining) if passes_on else action(arguments)
+        result = action(arguments, remaining) if passes_on else action(arguments)
+        sys.stdout.flush()
+        return result
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         discard_output()
         raise SystemExit(1) from None
-    except (OSError, ValueError, ImportError) as error:
+    except OSError as error:
+        parser.error(describe_os_error(error))
+    except (ValueError, ImportError) as error:
         parser.error(str(error))
     except (MemoryError, RuntimeError) as error:
         parser.error(explain_memory(error))
@@ -112,6 +118,14 @@ def command(
 def discard_output() -> None:
     """Drop what is waiting for standard output, after an error: else Python fails again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def describe_os_error(error: OSError) -> str:
+    """The sentence about an error: a full disk without the name of a file, which our writers give, is the output's."""
+    if error.filename is not None or error.errno not in CANNOT_WRITE:
+        return str(error)
+    discard_output()
+    return f"Standard output, or a temporary file, cannot be written: {error.strerror}."
 
 
 def print_any_text() -> None:

@@ -9,7 +9,14 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, dataclass_of, run_command
+from hf_recurrent.cli.parsing import (
+    CommandParser,
+    check_at_least,
+    check_parent,
+    dataclass_of,
+    describe_os_error,
+    run_command,
+)
 from hf_recurrent.watch.log_records import FORMATS
 
 if TYPE_CHECKING:
@@ -123,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             run.watch()
         except BrokenPipeError:  # the reader of the output has ended, as `head` does
             raise SystemExit(1) from None
+        except OSError as error:  # of a full disk, say
+            print(f"hf-recurrent watch: error: {describe_os_error(error)}", file=sys.stderr)
+            raise SystemExit(2) from None
 
 
 def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]":

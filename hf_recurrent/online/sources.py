@@ -99,11 +99,11 @@ def open_source(
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise FileNotFoundError(f"The source is {name!r}; file not found.") from None
+        raise FileNotFoundError(f"`source` is {name!r}; file not found.") from None
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(f"The source is {name!r}, a directory; it must be a file.")
+        raise IsADirectoryError(f"`source` is {name!r}, a directory; it must be a file.")
     if stat.S_ISSOCK(status.st_mode):
-        raise ValueError(f"The source is {name!r}, a Unix socket; it must be a file, `-` or tcp://127.0.0.1:PORT.")
+        raise ValueError(f"`source` is {name!r}, a Unix socket; it must be a file, `-` or tcp://127.0.0.1:PORT.")
     check_installed(path)
     compressed = path.suffix.lower() in COMPRESSIONS
     if compressed and follow:
@@ -202,7 +202,7 @@ def _too_short(name: str, start: int, size: int) -> OSError:
 
 def _read_standard_input(timeout: float | None) -> Source:
     if sys.stdin is None:
-        raise OSError("The source is '-', but standard input is closed.")
+        raise OSError("`source` is '-', but standard input is closed.")
     descriptor = sys.stdin.fileno()
     read = _when_ready(descriptor, lambda: os.read(descriptor, _CHUNK))
     chunks, status = _poll(nullcontext(), read, "standard input", timeout), os.fstat(descriptor)
@@ -213,9 +213,7 @@ def _read_standard_input(timeout: float | None) -> Source:
 def _connect(name: str, timeout: float | None) -> Iterator[bytes]:
     match = _TCP.fullmatch(name)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
-        raise ValueError(
-            f"The source is {name!r}; it must be a file, `-` for standard input, or tcp://127.0.0.1:PORT."
-        )
+        raise ValueError(f"`source` is {name!r}; it must be a file, `-` for standard input, or tcp://127.0.0.1:PORT.")
     host, port = match["host"].strip("[]"), int(match["port"])
     if host != "localhost" and not _is_loopback(host):
         raise ValueError(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from hf_recurrent.checkpoints.atomic_files import atomic_file
 
 FILE = "watch.json"
-_FORMAT = 4
+_FORMAT = 5
 
 
 def save_watch(directory: Path, state: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ splitting and matching for nearly all lines.
 """
 
 import re
+from collections.abc import Iterable
+from itertools import accumulate
 from operator import itemgetter
 
 from hf_recurrent.watch.saved_state import Saved
@@ -55,6 +57,8 @@ def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
 WILDCARD = b"<*>"
 # Sizes that bound the memory under a hostile log; what came least often is forgotten first.
 MOST_LAYOUTS, MOST_VARIANTS, MOST_TEMPLATES, MOST_WORDS = 1 << 16, 1 << 14, 1 << 12, 1 << 17
+# Bytes of all layouts' lines, and words of all templates and variants.
+MOST_LAYOUT_BYTES, MOST_TEMPLATE_WORDS, MOST_VARIANT_WORDS = 1 << 26, 1 << 17, 1 << 20
 _MOST_CANDIDATES = 64
 # Share of equal words by which a line belongs to a template.
 _SIMILARITY = 0.6
@@ -77,6 +81,11 @@ def _longest_digits(filled: bytes, value: bytes, numbers: int) -> int:
     if HEX in filled or (numbers < 2 and ADDRESS not in filled):
         return 0
     return min(max(map(len, _DIGITS.findall(value)), default=0), MOST_DIGITS)
+
+
+def _within(limit: int, sizes: Iterable[int]) -> int:
+    """How many of the first sizes are at most `limit` together."""
+    return sum(total <= limit for total in accumulate(sizes))
 
 
 class Template(Saved):
@@ -156,7 +165,7 @@ class TemplateMiner(Saved):
         words: all words and signs so far.
     """
 
-    not_saved = frozenset({"layouts"})  # they are found again
+    not_saved = frozenset({"layouts", "_layout_bytes"})  # they are found again
 
     def __init__(self) -> None:
         self.templates: dict[int, Template] = {}
@@ -165,11 +174,12 @@ class TemplateMiner(Saved):
         self.words: set[bytes] = set()
         self._groups: dict[tuple[int, bytes], list[Template]] = {}
         self._next_number = 0
+        self._layout_bytes = self._template_words = self._variant_words = 0
 
     def new_layout(self, line: bytes, key: bytes) -> tuple[Layout, int]:
         """The layout of a line that has none for its `key`, the line with all digits 0; and how many words are new."""
-        if len(self.layouts) >= MOST_LAYOUTS:
-            self.layouts.clear()
+        if len(self.layouts) >= MOST_LAYOUTS or self._layout_bytes >= MOST_LAYOUT_BYTES:
+            self._clear_layouts()
         masked = Masked(line)
         variant = self.variants.get(tuple(masked.tokens)) or self._new_variant(masked, line)
         layout, template = Layout(variant, masked, line), variant.template
@@ -187,7 +197,12 @@ class TemplateMiner(Saved):
                 longest = _longest_digits(masked.filled[begin:end], line[begin:end], len(shape.sizes))
                 layout.shapes.append((begin, end, slot, shape, longest))
         self.layouts[key] = layout
+        self._layout_bytes += len(key)
         return layout, self._new_words(masked)
+
+    def _clear_layouts(self) -> None:
+        self.layouts.clear()
+        self._layout_bytes = 0
 
     def _new_words(self, masked: Masked) -> int:
         new = {*_WORD.findall(masked.filled)} - self.words
@@ -196,9 +211,14 @@ class TemplateMiner(Saved):
         return len(new)
 
     def _new_variant(self, masked: Masked, line: bytes) -> Variant:
-        if len(self.variants) >= MOST_VARIANTS:
+        if (
+            len(self.variants) >= MOST_VARIANTS
+            or self._variant_words >= MOST_VARIANT_WORDS
+            or self._template_words >= MOST_TEMPLATE_WORDS
+        ):
             self._forget()
         variant = Variant(self._number(), self._template(masked.tokens, line))
+        self._variant_words += len(masked.tokens)
         self.variants[tuple(masked.tokens)] = variant
         return variant
 
@@ -220,6 +240,7 @@ class TemplateMiner(Saved):
             return best
         template = Template(self._number(), list(tokens), severity_of(line))
         self.templates[template.number] = template
+        self._template_words += len(tokens)
         group.append(template)
         return template
 
@@ -236,17 +257,23 @@ class TemplateMiner(Saved):
         if changed:
             for key in [key for key, layout in self.layouts.items() if layout.template is template]:
                 del self.layouts[key]
+                self._layout_bytes -= len(key)
 
     def _forget(self) -> None:
-        """Drop the rarer half of the variants, and templates without one."""
-        kept = sorted(self.variants.items(), key=lambda item: -item[1].count)[: MOST_VARIANTS // 2]
-        self.variants = dict(kept)
-        self.layouts.clear()
+        """Drop the rarer half of the variants, or of their words, and templates without one."""
+        self._clear_layouts()
+        by_count = sorted(self.variants.items(), key=lambda item: -item[1].count)[: MOST_VARIANTS // 2]
+        number = _within(MOST_VARIANT_WORDS // 2, (len(words) for words, _ in by_count))
+        self.variants = dict(by_count[:number])
         self.templates = {variant.template.number: variant.template for variant in self.variants.values()}
-        if len(self.templates) > MOST_TEMPLATES:
+        words = sum(len(template.tokens) for template in self.templates.values())
+        if len(self.templates) > MOST_TEMPLATES or words > MOST_TEMPLATE_WORDS * 3 // 4:
             common = sorted(self.templates.values(), key=lambda template: -template.count)[: MOST_TEMPLATES // 2]
-            self.templates = {template.number: template for template in common}
+            number = _within(MOST_TEMPLATE_WORDS // 2, (len(template.tokens) for template in common))
+            self.templates = {template.number: template for template in common[:number]}
             self.variants = {key: v for key, v in self.variants.items() if v.template.number in self.templates}
+        self._variant_words = sum(map(len, self.variants))
+        self._template_words = sum(len(template.tokens) for template in self.templates.values())
         groups = self._groups.items()
         kept_groups = {key: [t for t in group if t.number in self.templates] for key, group in groups}
         self._groups = {key: group for key, group in kept_groups.items() if group}

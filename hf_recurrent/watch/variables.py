@@ -1,6 +1,7 @@
 """Variable parts of log lines: times, addresses, numbers and identifiers, and how a line looks without them."""
 
 import re
+from itertools import islice
 from operator import itemgetter
 
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -31,6 +32,8 @@ _VARIABLE = re.compile(
 _RUN = re.compile(rb"([\x01-\x05])\1*")
 _FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
 _TOKEN = re.compile(rb"\S+")
+# Words of a line that are compared. Each has counts of its own, and a line of 300 kB has tens of thousands.
+MOST_LINE_WORDS = 1024
 # Every digit becomes 0: lines that are equal then have all their variables at equal offsets, but for hexadecimal ones.
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 # Bytes that stand for variables do not come from the line itself.
@@ -50,7 +53,7 @@ class Masked:
 
     Attributes:
         filled: the line, with each byte of a variable replaced by the byte of its kind; all offsets are the line's.
-        tokens: words between white space; a variable is one byte of its kind.
+        tokens: words between white space, the first 1,024; a variable is one byte of its kind.
         spans: begin and end of each token in the line.
         time: begin and end of the first time, or None.
     """
@@ -60,8 +63,8 @@ class Masked:
     def __init__(self, line: bytes):
         self.time: tuple[int, int] | None = None
         self.filled = _VARIABLE.sub(self._fill, line.translate(_CONTROLS))
-        self.tokens: list[bytes] = _RUN.sub(_FIRST, self.filled).split()
-        self.spans = [match.span() for match in _TOKEN.finditer(self.filled)]
+        self.tokens: list[bytes] = _RUN.sub(_FIRST, self.filled).split()[:MOST_LINE_WORDS]
+        self.spans = [match.span() for match in islice(_TOKEN.finditer(self.filled), MOST_LINE_WORDS)]
 
     def _fill(self, match: re.Match[bytes]) -> bytes:
         begin, end = match.span()

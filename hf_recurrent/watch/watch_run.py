@@ -145,7 +145,11 @@ class WatchRun:
     # ---- Reading ----
 
     def watch(self) -> None:
-        """Read until the logs end or a signal arrives, then save."""
+        """Read until the logs end or a signal arrives, then save.
+
+        Raises:
+            OSError: the last lines could not be saved, for example on a full disk.
+        """
         with stop_on_signals() as stop:
             while not stop.is_set() and not all(log.source.is_finished for log in self.logs):
                 if not self._read_one_of_each(stop):
@@ -253,11 +257,12 @@ class WatchRun:
             self.save()
         if self.metrics is not None:
             self.metrics.close()
-        if self._unsaved:
-            self._say("the last lines are not saved; the next run reads them again")
         if not self.options.quiet:
             for log in self.logs:
                 print(log.summary(), file=sys.stderr)
+        if self._unsaved:
+            raise OSError("The last lines are not saved; the next run reads them again.")
+        if not self.options.quiet:
             print(f"Saved in {self.options.output_dir}; the same command continues here.", file=sys.stderr)
 
     # ---- Messages and metrics ----

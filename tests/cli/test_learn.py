@@ -224,7 +224,7 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
     with open("full/letter", "w"):
         pass
     for arguments, message in (
-        ({"source": "nowhere.txt"}, "The source is 'nowhere.txt'; file not found."),
+        ({"source": "nowhere.txt"}, "`--source` is 'nowhere.txt'; file not found."),
         ({"source": "tcp://127.0.0.1"}, "it must be a file, `-` for standard input, or tcp"),
         ({"source": "tcp://example.org:80"}, "is on another machine"),
         ({"source": "tcp://127.0.0.1:1"}, "cannot be reached"),

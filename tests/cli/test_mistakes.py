@@ -100,6 +100,7 @@ MISTAKES = [
     ("generate MODEL --state book.txt", ["book.txt", "not a saved state"]),
     ("generate MODEL --prompt a --regex [", ["`--regex` is '['", "regular expression"]),
     ("generate MODEL --prompt a --json_schema book.txt", ["`--json_schema` is not JSON"]),
+    ("generate MODEL --prompt a --json_schema latin.txt", ["`--json_schema` is 'latin.txt'", "not UTF-8"]),
     ("generate MODEL --prompt a --regex a --json_schema rows.jsonl", ["--regex", "--json_schema"]),
     ("generate MODEL --prompt a --draft absent", ["`--draft` is 'absent'", "directory not found"]),
     ("generate MODEL --prompt a --save_state no/s", ["--save_state", "no/s", "'no' not found"]),
@@ -122,6 +123,7 @@ MISTAKES = [
     ("learn MODEL --source tcp://example.org:80", ["tcp://example.org:80"]),
     ("learn MODEL --source book.txt --resume --restart", ["--restart", "--resume"]),
     ("learn MODEL --source book.txt --held_out absent.txt", ["`--held_out` is 'absent.txt'"]),
+    ("plan --model hawk-tiny --block-size 0", ["`--block-size` is 0"]),
     ("learn LLAMA --source book.txt", ["`MODEL` is a LlamaForCausalLM", "recurrent"]),
     # Exports
     ("export MODEL --device adir", ["`--device` is 'adir'", "cannot be used"]),
@@ -194,6 +196,18 @@ def test_as_real_processes(line):
     command = [sys.executable, "-m", "hf_recurrent.cli.main", *line.split()]
     result = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     check_sentence(result.returncode, result.stderr, dict(MISTAKES)[line])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["--help", "env"])
+def test_a_full_standard_output(line, unbuffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-m", "hf_recurrent.cli.main", *line.split()]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    check_sentence(2, result.stderr, ["Standard output", "cannot be written: No space left on device."])
 
 
 @pytest.mark.parametrize(

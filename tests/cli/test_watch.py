@@ -135,6 +135,23 @@ def test_a_full_disk_loses_nothing(monkeypatch, capsys):
     assert "can be written again; nothing is missing" in said
 
 
+def test_lines_that_are_not_saved_are_an_error(monkeypatch, capsys):
+    write_ = os.write
+
+    def write_unless_full(descriptor, data):
+        if b"line_number" in bytes(data):
+            raise OSError(28, "No space left on device")
+        return write_(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_unless_full)
+    with pytest.raises(SystemExit) as ended:
+        watch()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Saved in" not in said
+    assert said.endswith("watch: error: The last lines are not saved; the next run reads them again.\n")
+    monkeypatch.undo()
+
+
 def test_rubbish_and_long_lines():
     rubbish = bytes(range(256)).replace(b"\n", b"") + b"\n" + b"x" * 100_000 + b"\n\n\xff"
     with open("a.log", "wb") as file:

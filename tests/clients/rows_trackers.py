@@ -68,6 +68,7 @@ def wandb_run(folder):
         import wandb
 
         wandb.finish()
+        wandb.teardown()  # wait until wandb's own process has written the file
     (file,) = folder.rglob("run-*.wandb")
     stored = file.read_bytes()  # records with names and values as text
     assert all(f"train/{name}".encode() in stored for name in LOGGED)

@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# OpenMP's threads wait for each other actively: on busy cores, two of them take many times as long as one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from client_rows import Row, all_rows, installed_version
 

@@ -9,7 +9,7 @@ from hf_recurrent.watch import templates as templates_module
 from hf_recurrent.watch.line_judge import LineJudge
 from hf_recurrent.watch.severity import severity_of
 from hf_recurrent.watch.templates import TemplateMiner
-from hf_recurrent.watch.variables import Masked, digits_masked
+from hf_recurrent.watch.variables import MOST_LINE_WORDS, Masked, digits_masked
 
 
 def template_of(miner, line):
@@ -58,6 +58,21 @@ def test_a_hostile_log_needs_bounded_memory(monkeypatch):
     miner = judge.miner
     assert len(miner.layouts) <= 64 and len(miner.variants) <= 64 and len(miner.templates) <= 64
     assert len(miner.words) <= 100 and sum(map(len, miner._groups.values())) == len(miner.templates)
+
+
+def test_words_and_bytes_of_long_lines_are_bounded(monkeypatch):
+    for name, size in (("MOST_TEMPLATE_WORDS", 4000), ("MOST_VARIANT_WORDS", 6000), ("MOST_LAYOUT_BYTES", 20_000)):
+        monkeypatch.setattr(templates_module, name, size)
+    rng, judge = random.Random(0), LineJudge()
+    for _ in range(60):
+        judge.judge(b" ".join(bytes(rng.choices(b"abcdefghij", k=4)) for _ in range(rng.randrange(1, 3000))))
+        judge.judge(b"a usual line")
+        miner = judge.miner
+        words = [len(template.tokens) for template in miner.templates.values()]
+        assert max(words) <= MOST_LINE_WORDS and sum(words) == miner._template_words < 4000 + MOST_LINE_WORDS
+        assert sum(map(len, miner.variants)) == miner._variant_words < 6000 + MOST_LINE_WORDS
+        assert sum(map(len, miner.layouts)) == miner._layout_bytes < 20_000 + 15_000
+    assert max(template.count for template in miner.templates.values()) == 60  # the common one is kept
 
 
 def test_severity():
