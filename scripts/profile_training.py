@@ -7,8 +7,8 @@
 A step is forward, backward and the optimizer: of the default run (64 streams of 16 bytes, with tables of n-grams), of
 Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time recurrent learning (Memora of
 M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the products' operations at the
-rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. With
-AVX512-BF16, the step is measured with `--bf16_products` too.
+rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. Where
+the CPU multiplies bfloat16 numbers faster, the step is measured with `--bf16_products` too.
 """
 
 import time
@@ -95,7 +95,7 @@ def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float
 def seconds_with_bf16(step: Callable[[], None], rounds: int) -> float | None:
     """Seconds of a step with rounded products; None where the processor has none."""
     kernels = training_module()
-    if kernels is None or not kernels.has_bf16_products():
+    if kernels is None or not kernels.has_fast_bf16_products():
         return None
     with rounded_products():
         return bench.best_seconds(step, rounds, bench.CPU)

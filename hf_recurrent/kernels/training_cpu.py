@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 3  # of the structs in training_cpu.c
+_VERSION = 4  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -85,6 +85,11 @@ def has_fast_products() -> bool:
 def has_bf16_products() -> bool:
     """True where the processor multiplies bfloat16 numbers (AVX512-BF16)."""
     return bool(_library.hf_training_has_bf16())
+
+
+def has_fast_bf16_products() -> bool:
+    """True where it multiplies them faster than float32 numbers. Intel's processors do not."""
+    return bool(_library.hf_training_has_fast_bf16())
 
 
 def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded: bool = False) -> None:
