@@ -8,6 +8,7 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
+#define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
 #define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
@@ -20,14 +21,23 @@ INLINE TARGET void NAME(tile)(
     UNROLL
     for (int r = 0; r < rows; r++)
         sums[r][0] = sums[r][1] = (VECTOR){0};
+    /* Five rows for each pointer, so that one register has the distance of one, two and four of them. */
+    const REAL *of_rows[3] = {a, a + 5 * a_row, a + 10 * a_row};
     for (int64_t k = 0; k < depth; k++) {
-        const VECTOR left = READ(b + k * PANEL), right = READ(b + k * PANEL + LANES);
+        const VECTOR left = READ(b), right = READ(b + LANES);
+        UNROLL
+        for (int i = 0; i < (rows + 4) / 5; i++)
+            HIDDEN(of_rows[i]);
         UNROLL
         for (int r = 0; r < rows; r++) {
-            const REAL factor = a[r * a_row + k * a_depth];
+            const REAL factor = of_rows[r / 5][r % 5 * a_row];
             sums[r][0] += factor * left;
             sums[r][1] += factor * right;
         }
+        UNROLL
+        for (int i = 0; i < (rows + 4) / 5; i++)
+            of_rows[i] += a_depth;
+        b += PANEL;
     }
     const int64_t right = columns - LANES;
     UNROLL
