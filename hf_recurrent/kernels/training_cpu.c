@@ -46,7 +46,8 @@ struct rms_norm {
 struct table {
     int64_t threads, rows, width, group; /* rows: outputs, lookups, or rows with a gradient; `group` lookups for each output */
     double rate, eps;
-    int64_t table, lookups, order, ranks, values, grad, found, sums; /* lookups, order, ranks and found are int64 */
+    /* int64: lookups, order, ranks, found, addresses (of rows of gradients, in place of `grad`) */
+    int64_t table, lookups, order, ranks, values, grad, found, sums, addresses;
 };
 
 /* Panels that a thread packs for itself. */

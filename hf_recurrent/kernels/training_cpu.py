@@ -39,11 +39,11 @@ _COEFFICIENTS = (
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
 _NORM = ("x", "weight", "to", "scales", "grad", "grad_weight")
-_TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums")
+_TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
 _TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
-_INTEGERS = {"lookups", "order", "ranks", "found"}
+_INTEGERS = {"lookups", "order", "ranks", "found", "addresses"}
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -300,13 +300,31 @@ def table_sum(table: Tensor, lookups: Tensor) -> Tensor:
 def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the rows that [`table_sum`] read, ascending, and their gradients (n, width)."""
     width, group = table.shape[1], lookups.shape[-1]
-    lookups = lookups.flatten()
+    _check_lookups(lookups, len(table))
+    given = {"grad": (grad.contiguous(), lookups.numel() // group * width)}
+    return _sum_rows(lookups.flatten(), width, group, table.dtype, given)
+
+
+def add_rows(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The sum of gradients of rows, likewise; each has the numbers (n,) of its rows, and gradients (n, width)."""
+    (_, first), *_ = parts
+    dtype, (_, width) = first.dtype, first.shape
+    row_bytes, addresses = width * dtype.itemsize, []
+    for rows, values in parts:
+        begin = 0 if is_simulated() else address("values", values, dtype, len(rows) * width)
+        addresses.append(torch.arange(len(rows)).mul_(row_bytes).add_(begin))
+    lookups = torch.cat([rows for rows, _ in parts])
+    return _sum_rows(lookups, width, 1, dtype, {"addresses": (torch.cat(addresses), len(lookups))})
+
+
+def _sum_rows(lookups: Tensor, width: int, group: int, dtype: torch.dtype, given: Given) -> tuple[Tensor, Tensor]:
+    """The lookups (n,) that differ, ascending, and for each the sum of the given gradients."""
     n = len(lookups)
     ordered, order, ranks, count = table_order(lookups)
-    found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
-    given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
-    given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
-    _run_table("table_gradient", table, n, group, given)
+    found, values = ordered.new_empty(count), empty(torch.Size((count, width)), dtype)
+    given |= {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
+    given["values"] = values, count * width
+    _run("table_gradient", dtype, (n, width, group), (0.0, 0.0), given)
     return found, values
 
 
