@@ -20,8 +20,8 @@ _rounds = ContextVar("rounded_products", default=False)
 def rounded_products(on: bool = True) -> Iterator[None]:
     """Inside the block, the inputs of the products of linear maps, and of their gradients, are rounded to bfloat16.
 
-    Only for float32, on a CPU that multiplies bfloat16 numbers faster (AVX512-BF16, not of Intel). Sums, results, and all
-    else stay float32.
+    Only for float32, on a CPU that multiplies bfloat16 numbers faster (AVX512-BF16, not of Intel). Sums, results, and
+    all else stay float32.
     """
     token = _rounds.set(on)
     try:
