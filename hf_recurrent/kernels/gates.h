@@ -273,6 +273,14 @@ TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int
     }
 }
 
+/* A product that is not fused with the addition after it, whatever the compiler: the same bits as in earlier builds. */
+#undef ROUNDED
+#if LEVEL_NUMBER == 2
+#define ROUNDED(x) __asm__("" : "+v"(x))
+#else
+#define ROUNDED(x)
+#endif
+
 /* The rows' sum for the weight is one row of `grad_weight`. */
 TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
 {
@@ -291,10 +299,15 @@ TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t f
             const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
             if (weight)
                 PUT(grad_weight, OF(grad_weight) + product);
-            projected += product * NAME(weight_at)(weight, i, left);
+            VECTOR part = product * NAME(weight_at)(weight, i, left);
+            ROUNDED(part);
+            projected += part;
         }
         const REAL mean = NAME(sum)(&projected) / width * scale;
-        EACH_VECTOR
-            PUT(to, scale * (OF(grad) * NAME(weight_at)(weight, i, left) - OF(x) * mean));
+        EACH_VECTOR {
+            VECTOR of_norm = OF(grad) * NAME(weight_at)(weight, i, left);
+            ROUNDED(of_norm);
+            PUT(to, scale * (of_norm - OF(x) * mean));
+        }
     }
 }

@@ -14,9 +14,9 @@
 #define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
-/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Each step of the
- * sums asks for a line of memory that a later tile reads, beginning with `ahead`: rows are too short and too far apart for
- * the processor to see which one is next. */
+/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Each step of
+ * the sums asks for a line of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
+ * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
     int64_t to_row, int64_t columns, int add, const char *ahead)

@@ -63,8 +63,8 @@ INLINE TARGET void NAME(sums)(VECTOR *x)
 #undef ADD_HALVES
 }
 
-/* ---- Rows whose length is no multiple of LANES: parts of vectors, without a call of memcpy where there are masks, because
- * a call in a loop keeps all vectors out of registers ---- */
+/* ---- Rows whose length is no multiple of LANES. Where there are masks, parts of vectors need no call of memcpy, which
+ * would keep all vectors of a loop out of registers. ---- */
 #undef MASKED
 #if LEVEL_NUMBER == 2 && IS_FLOAT
 #define MASKED(operation) _mm512_##operation##_ps
