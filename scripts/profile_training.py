@@ -4,11 +4,11 @@
     python scripts/profile_training.py                          # one thread and two
     python scripts/profile_training.py --steps default memora-s0 --threads 1 2 8
 
-A step is forward, backward and the optimizer: of the default run (64 streams of 16 bytes, with tables of n-grams), of
-Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time recurrent learning (Memora of
-M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the products' operations at the
-rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. With
-AVX512-BF16, the step is measured with `--bf16_products` too.
+A step is forward, backward and the optimizer: of the default run (four micro-batches of 16 streams of 128 bytes, with
+tables of n-grams), of Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time
+recurrent learning (Memora of M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the
+products' operations at the rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. Where
+the CPU multiplies bfloat16 numbers faster, the step is measured with `--bf16_products` too.
 """
 
 import time
@@ -28,6 +28,8 @@ from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.linear_maps import rounded_products
 from hf_recurrent.modeling.block.training_kernels import training_module
+from hf_recurrent.trainers.freed_memory import keep_freed_memory
+from hf_recurrent.trainers.table_gradients import TableGradients
 
 # Kind of work → beginnings of the operators' names; the first that fits counts.
 KINDS = {
@@ -42,14 +44,21 @@ KINDS = {
 STEPS = ("default", "memora-s0", "hawk-s0", "rtrl", "smt")
 
 
-def trained(model: torch.nn.Module, streams: int, steps: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A whole step of a language model, and its forward and backward pass alone."""
+def trained(
+    model: torch.nn.Module, streams: int, steps: int, micro_batches: int = 1
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A whole step of a language model on text, and its forward and backward passes alone."""
     dense = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    optimizer, ids = join_optimizers(dense, model), torch.randint(1, 256, (streams, steps))
+    optimizer, tables = join_optimizers(dense, model), TableGradients(model, 1)
+    text = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    ids = torch.tensor(list(text[: micro_batches * streams * steps])).view(micro_batches, streams, steps)
     model.train()
 
     def passes() -> None:
-        model(ids, labels=ids).loss.backward()
+        with tables.coalescing():
+            for batch in ids:
+                (model(batch, labels=batch).loss / micro_batches).backward()
+            tables.average()
 
     def step() -> None:
         passes()
@@ -64,7 +73,7 @@ def build_step(name: str) -> tuple[Callable[[], None], Callable[[], None]]:
     if name == "default":
         arguments = parse_arguments(["--output_dir", str(Path("unused")), "--use_cpu"])
         arguments.model.config_overrides.append("count_memory_slots=0")
-        return trained(build_model(arguments.model)[0], 64, 16)
+        return trained(build_model(arguments.model)[0], 16, 128, micro_batches=4)
     if name == "rtrl":
         sizes = {"hidden_size": 256, "state_size": 384, "intermediate_size": 768, "num_hidden_layers": 4}
         model = bench.build_model("memora-s0", **sizes)
@@ -95,7 +104,7 @@ def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float
 def seconds_with_bf16(step: Callable[[], None], rounds: int) -> float | None:
     """Seconds of a step with rounded products; None where the processor has none."""
     kernels = training_module()
-    if kernels is None or not kernels.has_bf16_products():
+    if kernels is None or not kernels.has_fast_bf16_products():
         return None
     with rounded_products():
         return bench.best_seconds(step, rounds, bench.CPU)
@@ -107,6 +116,7 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="steps to profile")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="CPU threads (default 1 2)")
     options = parser.parse_args()
+    keep_freed_memory()  # as in training
     lines = []
     for name in options.steps:
         torch.manual_seed(0)

@@ -96,8 +96,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     bf16_products: bool = argument(
         False,
-        "In training on a CPU with AVX512-BF16, round the inputs of matrix products to bfloat16; sums and all else "
-        "stay float32. Without effect elsewhere.",
+        "In training on a CPU with fast AVX512-BF16 (AMD, since Zen 4), round the inputs of matrix products to "
+        "bfloat16; sums and all else stay float32. Without effect elsewhere.",
     )
     on_divergence: str = argument(
         "stop",

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_recurrent.learning_rules.rowwise_adagrad import coalesced, sparse_tables
+from hf_recurrent.learning_rules.rowwise_adagrad import coalesced, sparse_tables, sum_of_gradients
 
 
 class TableGradients:
@@ -26,6 +27,7 @@ class TableGradients:
     def __init__(self, model: nn.Module, world_size: int, learned_alike: Sequence[str] = ()):
         tables = {name: table for name, table in sparse_tables(model).items() if table.requires_grad}
         self.tables, self.world_size = list(tables.values()), world_size
+        self._parts: list[list[torch.Tensor]] = [[] for _ in self.tables]  # of each table, by micro-batch
         if world_size > 1 and (tables or learned_alike):
             ignored = [*tables, *learned_alike]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
@@ -40,24 +42,32 @@ class TableGradients:
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
-        """Inside the block, each gradient is coalesced before it is added to others.
+        """Inside the block, the gradients of micro-batches are added up by `average`, each of them coalesced.
 
-        So micro-batches of one process add up in the same order as those of several processes.
+        So micro-batches of one process add up in the same order as those of several processes, and all at once:
+        autograd would write the whole sum again for each of them.
         """
-        handles = [table.register_hook(coalesced) for table in self.tables]
+        handles = [
+            table.register_post_accumulate_grad_hook(partial(_take, parts))
+            for table, parts in zip(self.tables, self._parts, strict=True)
+        ]
         try:
             yield
         finally:
-            for handle in handles:
+            for handle, parts in zip(handles, self._parts, strict=True):
                 handle.remove()
+                parts.clear()
 
     def average(self) -> None:
         """Average the gradients over all processes, which call this together; each gets the same bits."""
-        for table in self.tables:
+        for table, parts in zip(self.tables, self._parts, strict=True):
+            if table.grad is not None:
+                _take(parts, table)
+            if parts:
+                table.grad = sum_of_gradients(parts)
+                parts.clear()
             if self.world_size > 1 and table.requires_grad:
                 table.grad = self._averaged(table)
-            elif table.grad is not None:
-                table.grad = coalesced(table.grad)
 
     def _averaged(self, table: nn.Parameter) -> torch.Tensor:
         rows, values = _rows_and_values(table)
@@ -78,6 +88,12 @@ class TableGradients:
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(gathered, tensor.contiguous())
         return gathered
+
+
+def _take(parts: list[torch.Tensor], table: nn.Parameter) -> None:
+    """Move the gradient of a table to `parts`."""
+    parts.append(table.grad)
+    table.grad = None
 
 
 def _rows_and_values(table: nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:

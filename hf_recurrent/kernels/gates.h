@@ -34,26 +34,43 @@ INLINE TARGET VECTOR NAME(gelu_and_slope)(VECTOR x, VECTOR *slope)
 #endif
 }
 
-/* Mean and 1 / standard deviation of a row. */
-INLINE TARGET void NAME(moments)(int64_t width, const REAL *x, REAL eps, REAL *mean, REAL *scale)
+#define TOGETHER 4 /* rows whose sums are added up side by side, because each addition waits for the one before */
+
+/* Mean and 1 / standard deviation of `rows` rows, in two numbers of every six. */
+INLINE TARGET void NAME(moments_of)(const int rows, int64_t width, const REAL *x, REAL eps, REAL *moments)
 {
-    VECTOR sum = {0}, squares = {0};
+    VECTOR sums[TOGETHER], squares[TOGETHER];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        sums[r] = squares[r] = (VECTOR){0};
     EACH_VECTOR
-        sum += OF(x);
-    *mean = NAME(sum)(&sum) / width;
-    EACH_VECTOR {
-        const VECTOR centered = NAME(only)(OF(x) - *mean, left);
-        squares += centered * centered;
-    }
-    *scale = NAME(scale_of)(NAME(sum)(&squares) / width, eps);
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            sums[r] += OF(x + r * width);
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        moments[r * 6] = NAME(sum)(sums + r) / width;
+    EACH_VECTOR
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const VECTOR centered = NAME(only)(OF(x + r * width) - moments[r * 6], left);
+            squares[r] += centered * centered;
+        }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        moments[r * 6 + 1] = NAME(scale_of)(NAME(sum)(squares + r) / width, eps);
+}
+
+TARGET static void NAME(moments)(int64_t rows, int64_t width, const REAL *x, REAL eps, REAL *moments)
+{
+    if (rows == TOGETHER)
+        NAME(moments_of)(TOGETHER, width, x, eps, moments);
+    else
+        for (int64_t row = 0; row < rows; row++)
+            NAME(moments_of)(1, width, x + row * width, eps, moments + row * 6);
 }
 
 /* ---- LN( GeLU(LN(gate)) ∘ LN(value) ), as in modeling/block/gated_norm.py ---- */
-
-/* Sums of a row wait for each other, so some rows go through each of the three steps together. */
-#define TOGETHER 4
-#define EACH_ROW \
-    for (int64_t row = begin; row < stop; row++)
 
 TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first, int64_t end)
 {
@@ -61,25 +78,21 @@ TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first,
     const REAL eps = (REAL)one->eps;
     for (int64_t begin = first; begin < end; begin += TOGETHER) {
         const int64_t stop = begin + TOGETHER < end ? begin + TOGETHER : end;
-        REAL *moments = (REAL *)one->moments;
-        EACH_ROW {
-            READ_ROW(gate);
-            READ_ROW(value);
-            NAME(moments)(width, gate, eps, moments + row * 6, moments + row * 6 + 1);
-            NAME(moments)(width, value, eps, moments + row * 6 + 2, moments + row * 6 + 3);
-        }
-        EACH_ROW {
+        REAL *moments = (REAL *)one->moments + begin * 6;
+        NAME(moments)(stop - begin, width, (const REAL *)one->gate + begin * width, eps, moments);
+        NAME(moments)(stop - begin, width, (const REAL *)one->value + begin * width, eps, moments + 2);
+        for (int64_t row = begin; row < stop; row++) {
             READ_ROW(gate);
             READ_ROW(value);
             WRITE_ROW(to);
-            const REAL *m = moments + row * 6;
+            const REAL *m = (const REAL *)one->moments + row * 6;
             EACH_VECTOR
                 PUT(to, NAME(gelu_of)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
         }
-        EACH_ROW {
+        NAME(moments)(stop - begin, width, (const REAL *)one->to + begin * width, eps, moments + 4);
+        for (int64_t row = begin; row < stop; row++) {
             WRITE_ROW(to);
-            REAL *m = moments + row * 6;
-            NAME(moments)(width, to, eps, m + 4, m + 5);
+            const REAL *m = (const REAL *)one->moments + row * 6;
             EACH_VECTOR
                 PUT(to, (OF(to) - m[4]) * m[5]);
         }
@@ -260,6 +273,14 @@ TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int
     }
 }
 
+/* A product that is not fused with the addition after it, whatever the compiler: the same bits as in earlier builds. */
+#undef ROUNDED
+#if LEVEL_NUMBER == 2
+#define ROUNDED(x) __asm__("" : "+v"(x))
+#else
+#define ROUNDED(x)
+#endif
+
 /* The rows' sum for the weight is one row of `grad_weight`. */
 TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
 {
@@ -278,10 +299,15 @@ TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t f
             const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
             if (weight)
                 PUT(grad_weight, OF(grad_weight) + product);
-            projected += product * NAME(weight_at)(weight, i, left);
+            VECTOR part = product * NAME(weight_at)(weight, i, left);
+            ROUNDED(part);
+            projected += part;
         }
         const REAL mean = NAME(sum)(&projected) / width * scale;
-        EACH_VECTOR
-            PUT(to, scale * (OF(grad) * NAME(weight_at)(weight, i, left) - OF(x) * mean));
+        EACH_VECTOR {
+            VECTOR of_norm = OF(grad) * NAME(weight_at)(weight, i, left);
+            ROUNDED(of_norm);
+            PUT(to, scale * (of_norm - OF(x) * mean));
+        }
     }
 }

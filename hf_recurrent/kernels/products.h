@@ -8,26 +8,42 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
+#define LINE 64           /* bytes that memory gives at once */
+#define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
+#define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
 #define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
-/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. */
+/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Each step of
+ * the sums asks for a line of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
+ * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add)
+    int64_t to_row, int64_t columns, int add, const char *ahead)
 {
     VECTOR sums[TILE_ROWS][2];
     UNROLL
     for (int r = 0; r < rows; r++)
         sums[r][0] = sums[r][1] = (VECTOR){0};
+    /* Five rows for each pointer, so that one register has the distance of one, two and four of them. */
+    const REAL *of_rows[3] = {a, a + 5 * a_row, a + 10 * a_row};
     for (int64_t k = 0; k < depth; k++) {
-        const VECTOR left = READ(b + k * PANEL), right = READ(b + k * PANEL + LANES);
+        const VECTOR left = READ(b), right = READ(b + LANES);
+        UNROLL
+        for (int i = 0; i < (rows + 4) / 5; i++)
+            HIDDEN(of_rows[i]);
         UNROLL
         for (int r = 0; r < rows; r++) {
-            const REAL factor = a[r * a_row + k * a_depth];
+            const REAL factor = of_rows[r / 5][r % 5 * a_row];
             sums[r][0] += factor * left;
             sums[r][1] += factor * right;
         }
+        UNROLL
+        for (int i = 0; i < (rows + 4) / 5; i++)
+            of_rows[i] += a_depth;
+        b += PANEL;
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += LINE;
     }
     const int64_t right = columns - LANES;
     UNROLL
@@ -46,13 +62,13 @@ INLINE TARGET void NAME(tile)(
 
 #define TILE(count) \
     do { \
-        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add); \
-        a += (count) * a_row, to += (count) * to_row, rows -= (count); \
+        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, ahead); \
+        a += (count) * a_row, to += (count) * to_row, rows -= (count), ahead += (count) * ahead_row; \
     } while (0)
 
 TARGET static void NAME(tiles)(
     int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add)
+    int64_t to_row, int64_t columns, int add, const char *ahead, int64_t ahead_row)
 {
     while (rows >= TILE_ROWS)
         TILE(TILE_ROWS);
@@ -143,7 +159,17 @@ TARGET static void NAME(product)(const struct product *one, int64_t first, int64
                     end - first, LESS(one->depth - k, DEPTH), (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
                     (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
                     (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add);
+                    k > 0 || one->add,
+                    (const char *)((const REAL *)one->a + (first + TILE_ROWS) * one->a_row + TILE_ROWS * k),
+                    one->a_row * (int64_t)sizeof(REAL));
+}
+
+/* What the next block of the sums reads: `done` bytes of its b, or after them of its a. */
+INLINE const char *NAME(next_block)(const struct product *one, int64_t next, int64_t done)
+{
+    const int64_t of_b = LESS(one->b_depth * DEPTH * (int64_t)sizeof(REAL), MOST_AHEAD);
+    const REAL *a = (const REAL *)one->a + next * one->a_depth, *b = (const REAL *)one->b + next * one->b_depth;
+    return done < of_b ? (const char *)b + done : (const char *)a + LESS(done - of_b, MOST_AHEAD);
 }
 
 /* The same with a transposed a, as the gradient of a weight has, and panels `begin` to `stop`: the depth is long, so that
@@ -155,17 +181,18 @@ TARGET static void NAME(transposed_product)(
     REAL *packed = (REAL *)own_panels;
     STEPS(k, 0, one->depth, DEPTH) {
         const int64_t depth = LESS(one->depth - k, DEPTH);
+        int64_t done = 0;
         STEPS(panel, begin, stop, 1)
             NAME(pack)(one, panel, k, depth, packed + (panel - begin) * depth * PANEL);
         STEPS(row, first, end, TILE_ROWS) {
             const int64_t rows = LESS(end - row, TILE_ROWS);
             NAME(pack_tile)(
                 rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
-            STEPS(panel, begin, stop, 1)
+            for (int64_t panel = begin; panel < stop; panel++, done += depth * LINE)
                 NAME(tiles)(
                     rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
                     (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add);
+                    k > 0 || one->add, NAME(next_block)(one, k + DEPTH, done), 0);
         }
     }
 }

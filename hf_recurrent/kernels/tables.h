@@ -29,6 +29,13 @@ TARGET static void NAME(table_sum)(const struct table *one, int64_t first, int64
     }
 }
 
+INLINE TARGET const REAL *NAME(gradient_row)(const struct table *one, int64_t place)
+{
+    if (one->addresses)
+        return (const REAL *)((const int64_t *)one->addresses)[place];
+    return (const REAL *)one->grad + place / one->group * one->width;
+}
+
 /* The sums of the outputs' gradients for each row that was read, and the rows' numbers, ascending: `lookups` sorted, the
  * places that they had in `order`, and in `ranks` how many smaller rows were read. A part takes the rows that begin in
  * it. */
@@ -45,7 +52,7 @@ TARGET static void NAME(table_gradient)(const struct table *one, int64_t first, 
         EACH_VECTOR {
             VECTOR sum = {0};
             for (int64_t k = at; k < next; k++)
-                sum += NAME(load)((const REAL *)one->grad + order[k] / one->group * width + i, left);
+                sum += NAME(load)(NAME(gradient_row)(one, order[k]) + i, left);
             PUT(to, sum);
         }
         ((int64_t *)one->found)[ranks[at]] = lookups[at];

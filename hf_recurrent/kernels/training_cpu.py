@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 3  # of the structs in training_cpu.c
+_VERSION = 4  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -39,11 +39,11 @@ _COEFFICIENTS = (
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
 _NORM = ("x", "weight", "to", "scales", "grad", "grad_weight")
-_TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums")
+_TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
 _TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
-_INTEGERS = {"lookups", "order", "ranks", "found"}
+_INTEGERS = {"lookups", "order", "ranks", "found", "addresses"}
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -85,6 +85,11 @@ def has_fast_products() -> bool:
 def has_bf16_products() -> bool:
     """True where the processor multiplies bfloat16 numbers (AVX512-BF16)."""
     return bool(_library.hf_training_has_bf16())
+
+
+def has_fast_bf16_products() -> bool:
+    """True where it multiplies them faster than float32 numbers. Intel's processors do not."""
+    return bool(_library.hf_training_has_fast_bf16())
 
 
 def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded: bool = False) -> None:
@@ -295,13 +300,31 @@ def table_sum(table: Tensor, lookups: Tensor) -> Tensor:
 def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the rows that [`table_sum`] read, ascending, and their gradients (n, width)."""
     width, group = table.shape[1], lookups.shape[-1]
-    lookups = lookups.flatten()
+    _check_lookups(lookups, len(table))
+    given = {"grad": (grad.contiguous(), lookups.numel() // group * width)}
+    return _sum_rows(lookups.flatten(), width, group, table.dtype, given)
+
+
+def add_rows(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The sum of gradients of rows, likewise; each has the numbers (n,) of its rows, and gradients (n, width)."""
+    (_, first), *_ = parts
+    dtype, (_, width) = first.dtype, first.shape
+    row_bytes, addresses = width * dtype.itemsize, []
+    for rows, values in parts:
+        begin = 0 if is_simulated() else address("values", values, dtype, len(rows) * width)
+        addresses.append(torch.arange(len(rows)).mul_(row_bytes).add_(begin))
+    lookups = torch.cat([rows for rows, _ in parts])
+    return _sum_rows(lookups, width, 1, dtype, {"addresses": (torch.cat(addresses), len(lookups))})
+
+
+def _sum_rows(lookups: Tensor, width: int, group: int, dtype: torch.dtype, given: Given) -> tuple[Tensor, Tensor]:
+    """The lookups (n,) that differ, ascending, and for each the sum of the given gradients."""
     n = len(lookups)
     ordered, order, ranks, count = table_order(lookups)
-    found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
-    given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
-    given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
-    _run_table("table_gradient", table, n, group, given)
+    found, values = ordered.new_empty(count), empty(torch.Size((count, width)), dtype)
+    given |= {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
+    given["values"] = values, count * width
+    _run("table_gradient", dtype, (n, width, group), (0.0, 0.0), given)
     return found, values
 
 

@@ -63,15 +63,26 @@ INLINE TARGET void NAME(sums)(VECTOR *x)
 #undef ADD_HALVES
 }
 
-/* ---- Rows whose length is no multiple of LANES ---- */
+/* ---- Rows whose length is no multiple of LANES. Where there are masks, parts of vectors need no call of memcpy, which
+ * would keep all vectors of a loop out of registers. ---- */
+#undef MASKED
+#if LEVEL_NUMBER == 2 && IS_FLOAT
+#define MASKED(operation) _mm512_##operation##_ps
+#elif LEVEL_NUMBER == 2
+#define MASKED(operation) _mm512_##operation##_pd
+#endif
 
 INLINE TARGET VECTOR NAME(load)(const REAL *from, int64_t count)
 {
     if (count >= LANES)
         return READ(from);
+#ifdef MASKED
+    return (VECTOR)MASKED(maskz_loadu)((1u << count) - 1, from);
+#else
     VECTOR x = {0};
     memcpy(&x, from, count * sizeof(REAL));
     return x;
+#endif
 }
 
 INLINE TARGET void NAME(store)(REAL *to, VECTOR x, int64_t count)
@@ -79,7 +90,11 @@ INLINE TARGET void NAME(store)(REAL *to, VECTOR x, int64_t count)
     if (count >= LANES)
         AT(to) = x;
     else
+#ifdef MASKED
+        MASKED(mask_storeu)(to, (1u << count) - 1, x);
+#else
         memcpy(to, &x, count * sizeof(REAL));
+#endif
 }
 
 /* The first `count` lanes of x, then zeros. */

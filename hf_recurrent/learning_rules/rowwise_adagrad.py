@@ -1,6 +1,7 @@
 """Row-wise Adagrad: the optimizer of tables of embeddings, of which a step touches few rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -41,6 +42,21 @@ def coalesced(gradient: torch.Tensor) -> torch.Tensor:
     order, counts = torch.argsort(numbers, stable=True), torch.bincount(numbers, minlength=len(rows))
     sums = nn.functional.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
     return torch.sparse_coo_tensor(rows[None], sums, gradient.shape, is_coalesced=True, check_invariants=False)
+
+
+def sum_of_gradients(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of gradients of one table, row by row in their order; coalesced if all are sparse."""
+    gradients = [coalesced(gradient) for gradient in gradients]
+    if len(gradients) == 1:
+        return gradients[0]
+    if all(gradient.is_sparse and gradient.sparse_dim() == 1 for gradient in gradients):
+        parts = [(gradient.indices()[0], gradient.values()) for gradient in gradients]
+        if (kernels := training_kernels(*(values for _, values in parts))) is not None:
+            rows, values = kernels.add_rows(parts)
+            return torch.sparse_coo_tensor(
+                rows[None], values, gradients[0].shape, is_coalesced=True, check_invariants=False
+            )
+    return reduce(torch.add, gradients)
 
 
 class RowwiseAdagrad(MatrixOptimizer):

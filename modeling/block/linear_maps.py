@@ -20,7 +20,8 @@ _rounds = ContextVar("rounded_products", default=False)
 def rounded_products(on: bool = True) -> Iterator[None]:
     """Inside the block, the inputs of the products of linear maps, and of their gradients, are rounded to bfloat16.
 
-    Only on a CPU that multiplies bfloat16 numbers, and only for float32; sums, results, and all else stay float32.
+    Only for float32, on a CPU that multiplies bfloat16 numbers faster (AVX512-BF16, not of Intel). Sums, results, and
+    all else stay float32.
     """
     token = _rounds.set(on)
     try:
@@ -40,7 +41,7 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
         kernels = training_kernels(inputs, *parameters)
         if kernels is not None and kernels.has_fast_products() and not torch.is_autocast_enabled("cpu"):
-            rounded = _rounds.get() and inputs.dtype is torch.float32 and kernels.has_bf16_products()
+            rounded = _rounds.get() and inputs.dtype is torch.float32 and kernels.has_fast_bf16_products()
             return _LinearMaps.apply(rounded, inputs, *parameters)
     return tuple(linear(inputs) for linear in maps)
 

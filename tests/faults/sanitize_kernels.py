@@ -151,6 +151,7 @@ def train_everything(kernel, pool) -> int:
         lookups = torch.randint(0, rows, (2 * rows, 3))
         kernel.table_sum(x, lookups)
         found, values = kernel.table_gradient(x, lookups, torch.randn(2 * rows, width, dtype=dtype))
+        kernel.add_rows([(found, values), (found[1:], values[1:])])
         kernel.table_adagrad(x, torch.ones(rows, dtype=dtype), found, values, 0.1, 1e-10)
         count += 1
     pool.use_team(False)

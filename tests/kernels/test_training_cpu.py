@@ -224,6 +224,10 @@ def test_tables(dtype, outputs, size):
     rows, values = training_cpu.table_gradient(table, lookups, grad)
     assert torch.equal(rows, lookups.unique())
     assert_near(values, expected[rows], dtype, 8)
+    parts = [training_cpu.table_gradient(table, lookups[i::3], grad[i::3]) for i in range(3)]
+    dense = [torch.zeros(size, 37, dtype=dtype).index_copy_(0, *part) for part in parts]
+    added_rows, added_values = training_cpu.add_rows(parts)
+    assert torch.equal(added_rows, rows) and torch.equal(added_values, sum(dense)[rows])
     sums, before = numbers(size, dtype=dtype, seed=2).abs(), table.clone()
     new = sums.double()[rows] + values.double().square().mean(1)
     after = before.double()
