@@ -120,3 +120,5 @@ def test_each_study_compares_points_that_its_experiment_has(name):
     assert study is STUDIES[name]
     assert {row["label"] for row in rows} == set(study.fixed)
     assert all(set(labels) <= set(study.fixed) for labels in study.affected.values())
+    chosen = {row["label"]: row["candidates"][0].keys() for row in study.base.rows("small") if "candidates" in row}
+    assert all(chosen.get(row["label"], set()) <= row.keys() for row in rows if "level" in row), "fix what was chosen"
