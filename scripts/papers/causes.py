@@ -214,6 +214,7 @@ _ALL = (
         second=("memory tokens 8, SMT→DMT", None),
         fixed={"memory tokens 1": {}, "memory tokens 8": {}},
         factors={**_PLACES, "steps of DMT": {"240": {"steps": 580, "dmt_steps": 240}}},
+        affected={"steps of DMT": ["memory tokens 8"]},
     ),
     FactorStudy(
         "why-memory-and-training",
