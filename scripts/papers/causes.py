@@ -25,6 +25,18 @@ _WITH_BIT = {"begins_with_a_bit": True}
 # Of text, a block of Tc + Tf bytes has one place whose memory SMT learns.
 _MLP_RATES = {"learning_rate": 1e-3, "dmt_learning_rate": 1e-3 / 3}  # chosen from three
 _PLACES = {"memories per block": {"8": {"timesteps": 8, "smt": {"block_size": 32 + 16 + 7}}}}
+_NARROW = {
+    f"{tokens} memory tokens": {
+        "sizes": {
+            "hidden_size": 8,
+            "num_memory_tokens": tokens,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_readout_layers": 2,
+        }
+    }
+    for tokens in (1, 4)
+}
 _ARITHMETIC = "modular arithmetic"
 _HEADS = "induction heads"
 _MAMBA2 = {"hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "chunk_size": 32}
@@ -224,7 +236,7 @@ _ALL = (
         second=("4 memory tokens", "400"),
         fixed={"1 memory tokens": {}, "4 memory tokens": {}},
         where={"steps": 400},
-        factors={**_PLACES, "steps": {"1,600": {"steps": 1600}}},
+        factors={**_PLACES, "width": {"8": _NARROW}},
     ),
     FactorStudy(
         "why-deep-stacks",
