@@ -258,7 +258,7 @@ _ALL = (
         first=("BPTT", None),
         second=("SMT→DMT", None),
         fixed={"BPTT": {}, "SMT→DMT": {"learning_rate": 5e-3, "dmt_learning_rate": 1e-3}},
-        factors={"steps of DMT": {"240 of 300": {"dmt_steps": 240}}},
+        factors={"steps of DMT": {"240": {"steps": 420, "dmt_steps": 240}}},
         affected={"steps of DMT": ["SMT→DMT"]},
     ),
     FactorStudy(
