@@ -13,13 +13,33 @@ _UNIT_BYTES = {"bytes": {"6,000,000": {"bytes": 6_000_000}}}
 _ONLINE_HAWK = "RTRL, B = 64, Hawk"
 _STREAMS, _IID, _QUARTER = "Memora, streams", "Memora, IID", "Memora, streams, a quarter of the bytes"
 # The paper's stories have 900 bytes, the files of the corpus 18,000 on average.
-_SHORT_EPISODES = {"documents of": {"1,000 bytes": {"episode_bytes": 1000}}}
-_EPISODES = {"documents of": {f"{length:,} bytes": {"episode_bytes": length} for length in (100, 300, 1000, 4000)}}
+_SHORT = {"episode_bytes": 1000}
+_SHORT_EPISODES = {
+    "documents of": {
+        "1,000 bytes": _SHORT,
+        "1,000 bytes, learning rate 0.01": {**_SHORT, "learning_rate": 1e-2},
+    }
+}
+_EPISODES = {"documents of": {f"{length:,} bytes": {"episode_bytes": length} for length in (32, 100, 300, 1000, 4000)}}
 _WITH_BIT = {"begins_with_a_bit": True}
 # Of text, a block of Tc + Tf bytes has one place whose memory SMT learns.
+_MLP_RATES = {"learning_rate": 1e-3, "dmt_learning_rate": 1e-3 / 3}  # chosen from three
 _PLACES = {"memories per block": {"8": {"timesteps": 8, "smt": {"block_size": 32 + 16 + 7}}}}
+_NARROW = {
+    f"{tokens} memory tokens": {
+        "sizes": {
+            "hidden_size": 8,
+            "num_memory_tokens": tokens,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_readout_layers": 2,
+        }
+    }
+    for tokens in (1, 4)
+}
 _ARITHMETIC = "modular arithmetic"
 _HEADS = "induction heads"
+_MAMBA2 = {"hidden_size": 64, "num_heads": 2, "num_hidden_layers": 2, "chunk_size": 32}
 _IMMEDIATE, _EXACT = (f"flip-flop: GLRU, {rule}, AdamW" for rule in ("immediate derivatives", "RTRL"))
 
 _ALL = (
@@ -143,6 +163,30 @@ _ALL = (
         for dt in (0.02, 0.05)
     ),
     FactorStudy(
+        "why-components",
+        "lorenz-components",
+        "Three components of mGRADE's states keep more of a point's neighbours than minGRU's, dt 0.1.",
+        first=("minGRU, two layers, dt 0.1", None),
+        second=("mGRADE-L, one layer, dt 0.1", None),
+        fixed={"minGRU, two layers, dt 0.1": {}, "mGRADE-L, one layer, dt 0.1": {}},
+        factors={
+            "noise": {"0": {"noise": 0.0}},
+            "mGRADE's delays up to": {
+                f"{steps} steps": {
+                    "options": {**_MGRADE, "num_hidden_layers": 1, "conv_kernel": taps, "receptive_field": steps}
+                }
+                for taps, steps in ((4, 4), (8, 8))
+            },
+            "minGRU's layers": {"1": {"options": {**_MINGRU, "num_hidden_layers": 1}}},
+        },
+        affected={
+            "mGRADE's delays up to": ["mGRADE-L, one layer, dt 0.1"],
+            "minGRU's layers": ["minGRU, two layers, dt 0.1"],
+        },
+        key="neighbour_overlap",
+        metric="neighbours kept",
+    ),
+    FactorStudy(
         "why-arithmetic",
         "smt-tasks",
         "SMT→DMT answers modular arithmetic as well as BPTT.",
@@ -170,8 +214,9 @@ _ALL = (
         "With an MLP as update SMT→DMT predicts text as well as BPTT at equal sequential operations.",
         first=("MLP: BPTT, equal sequential operations", None),
         second=("MLP: SMT→DMT", None),
-        fixed={"MLP: BPTT, equal sequential operations": {}, "MLP: SMT→DMT": {}},
-        factors={},
+        fixed={"MLP: BPTT, equal sequential operations": {}, "MLP: SMT→DMT": _MLP_RATES},
+        factors=_PLACES,
+        affected={factor: ["MLP: SMT→DMT"] for factor in _PLACES},
     ),
     FactorStudy(
         "why-larger-memories",
@@ -180,7 +225,8 @@ _ALL = (
         first=("memory tokens 1, SMT→DMT", None),
         second=("memory tokens 8, SMT→DMT", None),
         fixed={"memory tokens 1": {}, "memory tokens 8": {}},
-        factors=_PLACES,
+        factors={**_PLACES, "steps of DMT": {"240": {"steps": 580, "dmt_steps": 240}}},
+        affected={"steps of DMT": ["memory tokens 8"]},
     ),
     FactorStudy(
         "why-memory-and-training",
@@ -190,7 +236,7 @@ _ALL = (
         second=("4 memory tokens", "400"),
         fixed={"1 memory tokens": {}, "4 memory tokens": {}},
         where={"steps": 400},
-        factors=_PLACES,
+        factors={**_PLACES, "width": {"8": _NARROW}},
     ),
     FactorStudy(
         "why-deep-stacks",
@@ -211,8 +257,9 @@ _ALL = (
         "SMT→DMT needs fewer bits per pixel than BPTT.",
         first=("BPTT", None),
         second=("SMT→DMT", None),
-        fixed={"BPTT": {}, "SMT→DMT": {}},
-        factors={},
+        fixed={"BPTT": {}, "SMT→DMT": {"learning_rate": 5e-3, "dmt_learning_rate": 1e-3}},
+        factors={"steps of DMT": {"240": {"steps": 420, "dmt_steps": 240}}},
+        affected={"steps of DMT": ["SMT→DMT"]},
     ),
     FactorStudy(
         "why-short-futures",
@@ -222,7 +269,11 @@ _ALL = (
         second=("joint, SMT", "1"),
         fixed={"detached": {}, "joint": {}},
         where={"x": 1},
-        factors={"length": {"16": {"task": "retrieval,vocab_size=8,length=16"}}},
+        factors={
+            "uniformity loss": {"0": {"smt": {"detached": True, "uniformity_weight": 0.0}}},
+            "length": {"16": {"task": "retrieval,vocab_size=8,length=16"}},
+        },
+        affected={"uniformity loss": ["detached"]},
     ),
     FactorStudy(
         "why-exact-on-tasks",
@@ -246,6 +297,15 @@ _ALL = (
         factors={},
     ),
     FactorStudy(
+        "why-snap1-with-one-layer",
+        "online-copy",
+        "GRUs learned by SnAp-1 fall less behind BPTT with one layer than with four.",
+        first=("GRU, 1 layer: BPTT", "600"),
+        second=("GRU, 1 layer: SnAp-1", "600"),
+        fixed={"GRU, 1 layer: BPTT": {}, "GRU, 1 layer: SnAp-1": {}},
+        factors={},
+    ),
+    FactorStudy(
         "why-exponential-dilation",
         "mgrade-full-resolution",
         "With exponential dilation mGRADE classifies better than the TCN, at the paper's 784 steps.",
@@ -261,7 +321,8 @@ _ALL = (
         first=("Mamba2", "6"),
         second=("Llama, RoPE", "6"),
         fixed={"Mamba2": {}, "Llama, RoPE": {}},
-        factors={},
+        factors={"Mamba2's state": {f"{n} a channel": {"widths": {**_MAMBA2, "state_size": n}} for n in (1, 4)}},
+        affected={"Mamba2's state": ["Mamba2"]},
     ),
     FactorStudy(
         "why-fixed-decay-recalls",

@@ -23,10 +23,12 @@ class FactorStudy(Experiment):
         base: name of the experiment.
         claim: the question.
         first, second: the points; the difference is second minus first, seed by seed.
-        factors: factor → level → settings that replace those of all rows.
+        factors: factor → level → settings that replace those of all rows, or label of a row → its settings.
         fixed: label of a row of the experiment → settings in place of its candidates; other rows are left out.
         where: settings that a row of the experiment must have, where several have one label.
         affected: factor → labels of the rows that it changes, by default all; the others are as recorded.
+        key, metric: what is compared in place of the experiment's measurement: a number that its rows have, and its
+            name.
         seeds: each row runs once per seed.
 
     Attributes:
@@ -47,15 +49,17 @@ class FactorStudy(Experiment):
         fixed: Mapping[str, Settings],
         where: Settings | None = None,
         affected: Mapping[str, Sequence[str]] | None = None,
+        key: str | None = None,
+        metric: str | None = None,
         seeds: Sequence[int] = (0, 1, 2),
     ):
         self.name, self.rows_of, self.claim, self.seeds = name, base, claim, seeds
         self.first, self.second, self.factors, self.fixed, self.where = first, second, factors, fixed, where or {}
-        self.affected = affected or {}
+        self.affected, self.key, self._metric = affected or {}, key, metric
         self.note = f"One setting at a time is changed; all others are those of `{base}`."
 
     source = property(lambda self: self.base.source)
-    metric = property(lambda self: self.base.metric)
+    metric = property(lambda self: self._metric or self.base.metric)
     percent = property(lambda self: self.base.percent)
     number_format = property(lambda self: self.base.number_format)
 
@@ -80,6 +84,7 @@ class FactorStudy(Experiment):
 
     def _at_level(self, row: Settings, level: str, settings: Settings) -> Settings:
         own = {key: value for key, value in row.items() if key != "candidates"} | self.fixed[row["label"]]
+        settings = settings.get(row["label"], settings)
         if unknown := settings.keys() - own.keys() - set(self.base.optional):
             raise ValueError(
                 f"{level!r} of `{self.name}` sets {sorted(unknown)}, which {row['label']!r} does not have."
@@ -93,7 +98,7 @@ class FactorStudy(Experiment):
         return f"{self.base.row_name(settings)}, {settings.get('level', AS_RECORDED)}"
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
-        return self.base.points(row)
+        return iter([(row["label"], None, row[self.key])]) if self.key else self.base.points(row)
 
     def levels(self, rows: Sequence[Settings]) -> dict[str, list[Settings]]:
         """Level → its rows, and as recorded those that it does not affect, in the order of the study."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_recurrent import Retrieval, SmtObjective, SmtRnnForCausalLM, SmtTeacherModel
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.pictures import split_axes
+from papers.engine.pictures import mean_points, split_axes
 from papers.engine.training import measured_run
 from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, build_pair
 
@@ -65,6 +65,11 @@ class GradientNorms(Experiment):
             "num_parameters": rnn.num_parameters(),
             **record,
         }
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        """The last memory is the one that the loss at the last step reads: the others are compared without it."""
+        ratios = mean_points((row["x"], max(row["norms"][:-1]) / min(row["norms"][:-1])) for row in rows)
+        return {**super().details(rows), "without the last memory": ", ".join(f"{ratio:.1e}" for _, ratio in ratios)}
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         first_seed = [row for row in rows if row["seed"] == rows[0]["seed"]]

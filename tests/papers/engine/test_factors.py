@@ -73,6 +73,19 @@ def test_a_factor_that_affects_one_row_compares_it_with_the_recorded_other(weigh
     assert "| extra 4 | 1.100 | 7.100 | +6.000 " in (tmp_path / "why_weighed_small.md").read_text()
 
 
+def test_a_level_may_have_settings_of_its_own_for_each_row(weighed, tmp_path):
+    factors = {"weight": {"doubled": {"a": {"weight": 2}, "b": {"weight": 6}}}}
+    reproduce(study(weighed, factors=factors), "small", [0], tmp_path)
+    assert "| weight doubled | 2.000 | 6.000 | +4.000 " in (tmp_path / "why_weighed_small.md").read_text()
+
+
+def test_another_number_of_the_rows_may_be_compared(weighed, tmp_path):
+    made = study(weighed, factors={}, key="rate", metric="rate")
+    reproduce(made, "small", [0], tmp_path)
+    assert made.metric == "rate"
+    assert "| as recorded | 1.000 | 1.000 | +0.000 " in (tmp_path / "why_weighed_small.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "size", "message"),
     [
@@ -107,3 +120,5 @@ def test_each_study_compares_points_that_its_experiment_has(name):
     assert study is STUDIES[name]
     assert {row["label"] for row in rows} == set(study.fixed)
     assert all(set(labels) <= set(study.fixed) for labels in study.affected.values())
+    chosen = {row["label"]: row["candidates"][0].keys() for row in study.base.rows("small") if "candidates" in row}
+    assert all(chosen.get(row["label"], set()) <= row.keys() for row in rows if "level" in row), "fix what was chosen"
