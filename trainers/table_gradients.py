@@ -42,7 +42,7 @@ class TableGradients:
     def coalescing(self) -> Iterator[None]:
         """Inside the block, each gradient is coalesced before it is added to others.
 
-        So micro-batches of one process add up in the same order as those of several processes.
+        So micro-batches of one process add up in the same order as in several processes.
         """
         handles = [table.register_hook(coalesced) for table in self.tables]
         try:
