@@ -48,7 +48,7 @@ def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
 
 
 def expand_home(path: str | os.PathLike) -> Path:
-    """A path with `~` and `~user` replaced; that of an unknown user stays, and is reported as a file that is missing.
+    """A path with `~` and `~user` replaced; an unknown user's stays, and is reported as a file that is missing.
 
     `Path.expanduser` raises a RuntimeError instead, which names neither the path nor its argument.
     """

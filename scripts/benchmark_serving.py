@@ -15,8 +15,8 @@ which is a byte of their tokenizer. Times are CPU times of the server, so that o
 With `--documents`, bits per byte of the second of two files of one pattern, alone and after the first one in the same
 session, with an adapter, with a short-term count memory, and with both. Nothing else is measured.
 
-The clients are connections of another process, each of which streams a completion. All are kept alive, as those of
-OpenAI's client are. The model has new weights.
+The clients are connections of another process, each of which streams a completion. All are kept alive, as
+OpenAI's client does. The model has new weights.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def _long_history(model, size: int) -> None:
 
 
 def _conversations(model, tokenizer, size: int, rounds: int, options: tuple[str, ...]) -> tuple[dict, dict, int]:
-    """Milliseconds of each kind of turn, those of the CPU, and tokens of earlier turns that were read again."""
+    """Milliseconds of each kind of turn, CPU milliseconds, and tokens of earlier turns that were read again."""
     letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
     # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
     bias = {str(tokenizer(chr(letter))["input_ids"][0]): 100 for letter in letters}

@@ -192,12 +192,6 @@ def load_with_training_bytes(
 ) -> tuple[PreTrainedModel, Corpus, TrainingBytes]:
     """A model of `hf-recurrent pretrain`, its held-out documents, and the bytes that it was trained on.
 
-    Args:
-        name: of the model.
-        corpus: as in the run.
-        split_seed: as in the run.
-        max_eval_bytes: bytes of whole held-out documents; None for all.
-
     Raises:
         SystemExit: the training bytes are not known.
     """

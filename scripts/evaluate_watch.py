@@ -3,10 +3,11 @@
     python scripts/evaluate_watch.py LOGHUB --logs OpenSSH Spark Zookeeper
 
 LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anomalies.py` defines the anomalies. Nothing
-is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`.
+is trained before; all detectors read the lines in order, once. The peers are the ones of `hf-recurrent watch
+evaluate`.
 
-A row of numbers is printed for each log and detector, with its lines a second and, if it is installed, those of Drain3
-with its default settings in the same run. `--clean` measures the share of lines flagged on the log as it is, whose
+A row of numbers is printed for each log and detector, with its lines a second and, if it is installed, Drain3's with
+its default settings in the same run. `--clean` measures the share of lines flagged on the log as it is, whose
 lines all count as normal.
 """
 

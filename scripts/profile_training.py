@@ -7,8 +7,9 @@
 A step is forward, backward and the optimizer: of the default run (four micro-batches of 16 streams of 128 bytes, with
 tables of n-grams), of Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time
 recurrent learning (Memora of M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the
-products' operations at the rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. Where
-the CPU multiplies bfloat16 numbers faster, the step is measured with `--bf16_products` too.
+products' operations at the rate of the fastest large product in the same run. `other` is what is in no operator:
+Python, autograd, calls. Where the CPU multiplies bfloat16 numbers faster, the step is measured with `--bf16_products`
+too.
 """
 
 import time

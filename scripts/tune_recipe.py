@@ -2,7 +2,7 @@
 
     python scripts/tune_recipe.py --train_bytes 5e5 --matrix_optimizer muon --table_learning_rate 0.05
 
-All arguments are those of `hf-recurrent pretrain`. The held-out documents of the corpus are not read, unless
+All arguments belong to `hf-recurrent pretrain`. The held-out documents of the corpus are not read, unless
 TUNE_HELD_OUT=1 is in the environment. Prints one line of JSON: bits per byte, seconds of CPU time and of the clock.
 """
 

@@ -77,7 +77,7 @@ class CommandServer:
         return self._connection.recv()
 
     def run(self, arguments: Sequence[str], folder: str | os.PathLike, data: bytes = b"", **options: Any) -> _Process:
-        """The result of `hf-recurrent` with these arguments in a directory; `options` are those of `call`."""
+        """The result of `hf-recurrent` with these arguments in a directory; `options` are as for `call`."""
         return self.call(run_command, list(map(str, arguments)), folder=folder, data=data, **options)
 
     def python(self, words: Sequence[str], folder: str | os.PathLike, **options: Any) -> _Process:
@@ -120,7 +120,7 @@ class CommandServer:
 
 
 class Child:
-    """A running child; its methods are those of `subprocess.Popen`."""
+    """A running child with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int, ask: Callable[..., int]) -> None:
         self.pid, self._ask, self._status = pid, ask, None

@@ -44,7 +44,7 @@ class TableGradients:
     def coalescing(self) -> Iterator[None]:
         """Inside the block, the gradients of micro-batches are added up by `average`, each of them coalesced.
 
-        So micro-batches of one process add up in the same order as those of several processes, and all at once:
+        So micro-batches of one process add up in the same order as in several processes, and all at once:
         autograd would write the whole sum again for each of them.
         """
         handles = [

@@ -12,7 +12,7 @@
     hf jobs uv run examples/jobs/pretrain.py you/my-model --corpus hub:roneneldan/TinyStories
     uv run examples/jobs/pretrain.py you/my-model --corpus my_files/ --save_steps 200
 
-All arguments after the repository are those of `hf-recurrent pretrain`. A job that was stopped continues when the same
+All arguments after the repository belong to `hf-recurrent pretrain`. A job that was stopped continues when the same
 command runs again, on any machine: it begins with the last checkpoint in the repository.
 """
 

@@ -1,7 +1,7 @@
 """Learn a log in 256 KB of RAM and flash, from nothing, by a network and counts; beside gzip and plain counts.
 
 python learn_log.py /var/log/syslog
-python learn_log.py                     # lines like those of a small server, which the script makes
+python learn_log.py                     # lines as of a small server, which the script makes
 """
 
 import argparse

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", type=Path, help="the file, or - for standard input")
     parser.add_argument("--output", type=Path, help=f"the archive, or - (default: FILE{SUFFIX}; of -, -)")
     parser.add_argument(
-        "--learn", action="store_true", help="let a network learn from the file: that of MODEL, or a small new one"
+        "--learn", action="store_true", help="let a network learn from the file: MODEL's, or a small new one"
     )
     learning = parser.add_argument_group("with --learn")
     learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")

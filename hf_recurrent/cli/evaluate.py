@@ -95,7 +95,6 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_at_least(1, arguments, "num_streams", "block_size")
     data = dataclass_of(DataArguments, arguments)
     check_model_name("MODEL", arguments.model)
-    is_text = token_vocabulary(data.corpus) is None
     _check_accounts(arguments)
     _check_record(arguments)
 
@@ -108,16 +107,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
     from hf_recurrent.evaluation.counts_alone import bytes_read
-    from hf_recurrent.hub.evaluation_record import record_evaluation
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    model, tokenizer = load_model_and_tokenizer(arguments)
-    if is_text and not hasattr(tokenizer, "encode_bytes"):
-        raise ValueError(
-            f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
-            "For other tokenizers, use the metric in metrics/bits_per_byte."
-        )
+    model, tokenizer = _load(arguments, is_text=token_vocabulary(data.corpus) is None)
     if arguments.accounts:
         train, source = load_training_sources(data, tokenizer)
     else:
@@ -155,9 +148,32 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if arguments.output:
         write_json(results, arguments.output)
     if arguments.record:
-        settings = {"block_size": share.block_size, "state_carried": carries, "split": arguments.split}
-        record_evaluation(model, arguments.model, source, metrics, settings)
+        _record(arguments, model, source, metrics, carries)
     print(json.dumps(results) if arguments.json else _table(source, metrics, results))
+
+
+def _record(
+    arguments: argparse.Namespace,
+    model: "PreTrainedModel",
+    source: "EpisodeSource",
+    metrics: dict[str, float],
+    carries: bool,
+) -> None:
+    from hf_recurrent.hub.evaluation_record import record_evaluation
+
+    settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
+    record_evaluation(model, arguments.model, source, metrics, settings)
+
+
+def _load(arguments: argparse.Namespace, is_text: bool) -> "tuple[PreTrainedModel, Any]":
+    """The model and its tokenizer, which reads bytes if the data are text."""
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    if is_text and not hasattr(tokenizer, "encode_bytes"):
+        raise ValueError(
+            f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
+            "For other tokenizers, use the metric in metrics/bits_per_byte."
+        )
+    return model, tokenizer
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:

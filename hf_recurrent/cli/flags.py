@@ -68,7 +68,7 @@ def name_typed(message: str, typed: dict[str, str]) -> str:
     """The message with the arguments that were typed, in place of arguments of functions and other spellings.
 
     Args:
-        message: it has names of functions' arguments as `name`, and those of commands as `--name` or `NAME`.
+        message: it has names of functions' arguments as `name`, and commands' as `--name` or `NAME`.
         typed: of [`normalize`], and names of positional arguments, such as "model": "MODEL".
     """
 

@@ -1,4 +1,4 @@
-"""`hf-recurrent serve MODEL`: a server for models whose memory is a state, ours and those of transformers."""
+"""`hf-recurrent serve MODEL`: a server for models whose memory is a state, ours and transformers'."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
 from hf_recurrent.cli.loading import add_loading_arguments, load_served_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command, dataclass_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -45,28 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_loading_arguments(parser)
     parser.add_argument("--name", help="name of the model for clients (default: the last part of MODEL)")
-    network = parser.add_argument_group("network")
-    network.add_argument(
-        "--host", default="127.0.0.1", help="addresses other than loopback require an API key (default: 127.0.0.1)"
-    )
-    network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
-    network.add_argument("--no_page", action="store_true", help="no page at /")
-    network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
-    network.add_argument(
-        "--api_keys", type=Path, metavar="FILE", help="lines of NAME KEY, or NAME sha256:HASH, and limits of this key"
-    )
-    network.add_argument(
-        "--cors",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="origin whose pages may use the server; * for all",
-    )
-    network.add_argument(
-        "--public",
-        action="store_true",
-        help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
-    )
+    _add_network_arguments(parser)
     _add_storage_arguments(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -98,6 +77,32 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
+
+
+def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Address, keys, and who may use the server."""
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "--host", default="127.0.0.1", help="addresses other than loopback require an API key (default: 127.0.0.1)"
+    )
+    network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
+    network.add_argument("--no_page", action="store_true", help="no page at /")
+    network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
+    network.add_argument(
+        "--api_keys", type=Path, metavar="FILE", help="lines of NAME KEY, or NAME sha256:HASH, and limits of this key"
+    )
+    network.add_argument(
+        "--cors",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="origin whose pages may use the server; * for all",
+    )
+    network.add_argument(
+        "--public",
+        action="store_true",
+        help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
+    )
 
 
 def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +172,7 @@ def _serve_alone(
     report: Callable[["ServerSettings", "socket.socket"], None],
 ) -> None:
     """Serve in this process; without a listening socket, on a new one of the arguments."""
-    learning = _learning(arguments)
+    arguments.learning = _learning(arguments)
     model, tokenizer = load_served_model(arguments)
     if arguments.chat_template is not None:
         tokenizer.chat_template = _chat_template(arguments.chat_template)
@@ -176,26 +181,11 @@ def _serve_alone(
     use_threads(arguments.threads, quiet=arguments.quiet)
 
     from hf_recurrent.server.routes import app, served_model
-    from hf_recurrent.server.serving import serving_scheduler
+    from hf_recurrent.server.serving import ServingOptions, serving_scheduler
     from hf_recurrent.stock_models.caches import SUPPORTED, UnsupportedCache
 
     try:
-        with serving_scheduler(
-            model,
-            tokenizer,
-            session_dir=arguments.session_dir,
-            learning=learning,
-            max_states=arguments.max_sessions,
-            max_resident=arguments.max_resident,
-            max_rows=arguments.max_rows,
-            max_jobs=arguments.max_waiting,
-            forgets=arguments.public,
-            prefix_bytes=arguments.prefix_bytes,
-            store=arguments.store,
-            store_bytes=arguments.store_bytes,
-            block=arguments.block,
-            adapter_rank=arguments.adapter_rank,
-        ) as scheduler:
+        with serving_scheduler(model, tokenizer, **vars(dataclass_of(ServingOptions, arguments))) as scheduler:
             if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
                 print(notice, file=sys.stderr, flush=True)
             listener = listener or app.listen(arguments.host, arguments.port)
@@ -204,7 +194,7 @@ def _serve_alone(
     except UnsupportedCache as error:
         raise ValueError(
             f"`MODEL` is {arguments.model!r}, a {type(model).__name__}: {error}. This command serves recurrent "
-            f"models: those of hf_recurrent, and of transformers {SUPPORTED}."
+            f"models: of hf_recurrent, and of transformers {SUPPORTED}."
         ) from error
 
 

@@ -63,7 +63,7 @@ def new_header(
     mixes: bool = True,
     is_new: bool = False,
 ) -> Header:
-    """The header of an archive of `size` bytes that is made here; the other arguments are those of [`compress`].
+    """The header of an archive of `size` bytes that is made here; the other arguments are as for [`compress`].
 
     Args:
         is_new: `model` is the [`new_network`], which a decoder makes again.

@@ -8,7 +8,7 @@
 If the code of a block would be larger than its data, the block holds the data instead, and the highest bit of the size
 of the code is set.
 
-Integers are little-endian. The code of a block is that of a range coder of bits (`kernels/count_memory_coder.h`),
+Integers are little-endian. The code of a block is made by a range coder of bits (`kernels/count_memory_coder.h`),
 eight for each byte, the highest first. The fingerprint is a hash of the network's logits on the machine that made the
 archive ([`arithmetic_fingerprint`]), since a decoder has to compute the same ones bit for bit; counts need none. The
 CRC of the code detects damage; the CRC of the data detects a decoder that computed something else.

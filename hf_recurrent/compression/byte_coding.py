@@ -1,6 +1,6 @@
 """Coding of the bytes of B streams: by counts of contexts, by a network's predictions, or by a mixture of both.
 
-Counts are those of a count memory that learns every byte after it was coded. The same bits come from every compiler
+Counts come from a count memory that learns every byte after it was coded. The same bits come from every compiler
 and processor; only a network ties an archive to a machine. Nothing here imports torch, so that counts alone start at
 once.
 
@@ -64,12 +64,7 @@ def memory_layout() -> ModuleType:
 
 
 class Counts(NamedTuple):
-    """A count memory to begin with; it is changed by coding.
-
-    Args:
-        shape: its sizes.
-        arrays: its content.
-    """
+    """A count memory to begin with; it is changed by coding."""
 
     shape: "MemoryShape"
     arrays: Mapping[str, np.ndarray]

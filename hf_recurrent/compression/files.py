@@ -145,11 +145,6 @@ def mapped(source: Path) -> np.ndarray:
 def check_output(output: Path, *, force: bool, resume: bool) -> None:
     """Check before work begins that the output may be written, and that the kernel was built.
 
-    Args:
-        output: the file.
-        force: it may be replaced.
-        resume: unfinished work may be continued.
-
     Raises:
         FileExistsError: the file exists, or unfinished work.
         IsADirectoryError: it is a directory.

@@ -32,12 +32,7 @@ def hash_integers(*parts: int | np.ndarray) -> np.ndarray:
 
 
 class DocumentOrder:
-    """The endless sequence of documents: each epoch is a pseudo-random permutation of 0..num_documents-1.
-
-    Args:
-        num_documents: number of documents, at least 1.
-        seed: any integer; each seed gives another order.
-    """
+    """The endless sequence of documents: each epoch is a pseudo-random permutation of 0..num_documents-1."""
 
     def __init__(self, num_documents: int, seed: int) -> None:
         self.num_documents = num_documents

@@ -24,7 +24,7 @@ class Mixture(EpisodeSource):
 
     Each stream reads one source for the whole run, and the streams are divided in the ratio of the probabilities. As
     every stream reads T tokens per block, the tokens of every step have that ratio too, whatever the lengths of the
-    documents. Positions, order and resuming are those of the sources.
+    documents. Positions, order and resuming are the sources' own.
 
     Evaluation measures every source alone: the metrics of source i end in `_i`, counted from 1. Metrics without a
     number are the means weighted by the probabilities; `num_bytes` and `num_episodes` are sums.

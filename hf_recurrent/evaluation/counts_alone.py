@@ -194,5 +194,5 @@ def frozen(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def network_alone(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside the block, logits and state of the model are those of its network."""
+    """Inside the block, logits and state of the model are its network's."""
     return replaced_memory(model, lambda memory: None)

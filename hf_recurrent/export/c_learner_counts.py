@@ -23,9 +23,6 @@ BEGINS_BYTES = 8  # after the state: whether the last byte is the first of its e
 class CountPlan:
     """Where the count memory of a model lies in the bytes of a learner.
 
-    Args:
-        memory: of the model.
-
     Attributes:
         offsets: name of an array → its first byte; the state of the stream is "state".
         learned_bytes: of the arrays, without the state.
@@ -52,7 +49,7 @@ class CountPlan:
 
     @property
     def start(self) -> str:
-        """C text after which the arrays are those of `payload`, or empty ones."""
+        """C text that copies the arrays from `payload`, or makes empty ones."""
         if not self.is_empty:
             return f"memcpy(learner->saved.counts, payload, {self.learned_bytes});"
         return "NAME_forget_counts(learner);"

@@ -188,7 +188,7 @@ class LearnerPlan:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
         names, trained: of all parameters and of the trained ones, in order.
         num_trained, num_weights: elements; the former without tables.
-        num_fixed: those of the first trained parameters, which are in fixed point.
+        num_fixed: elements of the first trained parameters, which are in fixed point.
         num_orders: rows of a table of n-grams that are read for a token.
         table: of n-grams, if one learns.
         fields: name of a part of the state or of the sensitivities → field of the struct and elements.

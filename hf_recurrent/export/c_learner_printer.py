@@ -33,7 +33,7 @@ class LearnerPrinter(CPrinter):
     """Prints a graph of a learner.
 
     Args:
-        graph: of one byte, with the inputs `ids`, `labels` and those of the layout.
+        graph: of one byte, with the inputs `ids`, `labels` and the layout's.
         layout: of the learner's memory.
         first_table: number of the first constant array, so that two graphs have arrays of different names.
     """

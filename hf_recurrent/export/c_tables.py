@@ -59,12 +59,7 @@ class Table(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights that statements read, as the content of a binary file.
-
-    Args:
-        tables: in the file's order.
-        payload: their values.
-    """
+    """The weights that statements read, as the content of a binary file."""
 
     tables: list[Table]
     payload: bytes

@@ -81,8 +81,8 @@ def save_c_learner(
     It begins with the present weights; [`save_c_state`] gives the rest of what was learned.
 
     Args:
-        learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; its optimizer, gradient clipping and
-            tokenizer are those of the learner in C.
+        learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; the learner in C has its optimizer,
+            gradient clipping and tokenizer.
         folder: must not exist, or be empty.
         numbers: "float32"; "bfloat16" for the optimizer's moments and the sensitivities in memory; or "int16" for the
             trained matrices too, in fixed point from -8 to 8. Both round stochastically. The rest is float32.

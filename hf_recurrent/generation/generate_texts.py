@@ -52,14 +52,7 @@ class GenerateOptions:
 
 
 class TextGenerator:
-    """Continues texts with a model.
-
-    Args:
-        options: of the run.
-        model: in evaluation mode.
-        tokenizer: of the model; for a recurrent model, a byte tokenizer.
-        constraint: a form of the new texts.
-    """
+    """Continues texts with a model."""
 
     def __init__(
         self, options: GenerateOptions, model: PreTrainedModel, tokenizer: Any, constraint: Constraint | None = None

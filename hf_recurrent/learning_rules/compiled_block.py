@@ -98,7 +98,7 @@ class CompiledBlock(CompiledProgram):
     def _of_tables(
         self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Sparse gradients of the tables from those of the sums of their rows, (T, M)."""
+        """Sparse gradients of the tables from the gradients of the sums of their rows, (T, M)."""
         if not of_sums:
             return {}
         rows, _ = read_ngrams(self.model.config, block[0], state[NGRAMS], block[2])

@@ -102,5 +102,5 @@ def _take(optimizer: torch.optim.Optimizer, chosen: Collection[nn.Parameter]) ->
 
 
 def _with_rate(groups: list[dict[str, Any]], rate: float, *kept: str) -> list[dict[str, Any]]:
-    """The groups with a learning rate and those of their settings that are named."""
+    """The groups with a learning rate and the named ones of their settings."""
     return [{"params": group["params"], "lr": rate} | {name: group[name] for name in kept} for group in groups]

@@ -57,7 +57,7 @@ class BlockStep:
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Predict a block and add its gradient; returns nats (T,), float64, and the state after the block.
 
-        With a count memory, the nats are those of the mixture.
+        With a count memory, the nats are the mixture's.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.

@@ -55,11 +55,6 @@ class ServingCapacity:
 def serving_capacity(model: PreTrainedModel, rows: int, user_rate: float) -> ServingCapacity:
     """Count the memory of a text, and measure steps on one core.
 
-    Args:
-        model: in evaluation mode.
-        rows: texts that generate together.
-        user_rate: tokens per second of a user who waits for an answer.
-
     Raises:
         TypeError: the model has no recurrent state.
     """

@@ -145,7 +145,7 @@ class _SingleProcess:
     """The memory of a single process, bytes of all its gradients and of its layers, and support of checkpointing.
 
     Attributes:
-        gradients: without those of tables, which are sparse.
+        gradients: without the gradients of tables, which are sparse.
         tables: bytes of tables.
         layers: bytes of each part that FSDP2 gathers one after another; empty if it gathers all of the model at once.
     """

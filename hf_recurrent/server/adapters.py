@@ -32,10 +32,6 @@ def take_adapter(state: RecurrentState) -> tuple[RecurrentState, torch.Tensor | 
 class ReadoutAdapter:
     """The adapters of a model; all of them have one size.
 
-    Args:
-        model: whose logits are a linear map of its last layer's output.
-        rank: R.
-
     Attributes:
         size: numbers of one adapter: A (R, M), B (V, R), and the sums of squared gradients of both.
 
@@ -71,7 +67,7 @@ class ReadoutAdapter:
             )
 
     def change(self, logits: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        """The logits (T, V) with an adapter, given those of the network."""
+        """The logits (T, V) with an adapter, given the network's."""
         down, up = self._parts(vector)[:2]
         return logits + (self._inputs(logits) @ down.T @ up.T).to(logits)
 

@@ -143,9 +143,6 @@ class _SeparateStates:
 class Batch:
     """Texts that generate, one row each: all of them take a step together, or one after another.
 
-    Args:
-        steps: the model.
-
     Attributes:
         rows: the progress of each text.
     """

@@ -37,11 +37,7 @@ class BlobStore(Protocol):
 
 
 class MemoryBlobs:
-    """Pieces in memory.
-
-    Args:
-        max_bytes: of all pieces.
-    """
+    """Pieces in memory."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes, self._bytes, self._lock = max_bytes, 0, threading.Lock()
@@ -211,9 +207,6 @@ class RedisBlobs:
 
 class SafeBlobs:
     """A store whose failures are counted, not raised, with a checksum for each piece.
-
-    Args:
-        store: any store.
 
     Attributes:
         failures: calls that failed, or were left out because the store was down, and damaged pieces.

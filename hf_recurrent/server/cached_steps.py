@@ -1,7 +1,7 @@
 """Feeding tokens to a stock model through its own cache: `forward` of transformers, unchanged.
 
 With blocks of one token, the default on a CPU, a text is read by the same steps as it is generated: so a state
-depends on the tokens before it only, and not on what was cached or where a request ended. The results are those of
+depends on the tokens before it only, and not on what was cached or where a request ended. The results equal
 `generate()` after a prompt of one token, bit for bit; it reads longer prompts as one block, whose last bits differ.
 
 Larger blocks read a text faster. On a CPU, they begin at multiples of their size, and only states at their ends are

@@ -118,7 +118,7 @@ class RemoteSession:
         return self._post("/read", given | {"bits": bits})
 
     def generate(self, max_tokens: int = 16, **sampling: Any) -> bytes:
-        """New bytes. The arguments are those of the API: `temperature`, `seed`, `stop`, `top_p` and others."""
+        """New bytes. The arguments are the API's: `temperature`, `seed`, `stop`, `top_p` and others."""
         return base64.b64decode(self._post("/generate", {"max_tokens": max_tokens} | sampling)["base64"])
 
     def stream(self, max_tokens: int = 16, **sampling: Any) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ class FairQueue:
         self._queues.setdefault(progress.job.request.owner, deque()).append(progress)
 
     def remove(self, progress: Progress) -> None:
-        """Take a job out; its owner's turn comes after that of the others."""
+        """Take a job out; its owner's turn comes after the others'."""
         owner = progress.job.request.owner
         self._queues[owner].remove(progress)
         if self._queues[owner]:

@@ -147,9 +147,6 @@ def _count_from(pieces: Sequence[Sequence[int]], begin: int) -> int:
 class Job:
     """A request and its results. The scheduler writes them, another thread reads them: `is_done` is set last.
 
-    Args:
-        request: the text to read and continue.
-
     Attributes:
         prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
         cached_tokens: how many tokens did not have to be read, because a state after them was stored.

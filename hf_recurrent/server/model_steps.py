@@ -162,7 +162,7 @@ class ModelSteps:
             change = AdaptedReading(self.adapter, vector, targets)
         with self._forward():
             reading = self._reader.read(tokens, rest, is_sampled, change)
-        # The states of a chain are one piece of memory; that of the counts is its own.
+        # The states of a chain are one piece of memory; the counts' state is another.
         last = reading.states[len(tokens)].items()
         new = {name: part if name == STATE_PART else part.clone() for name, part in last}
         return reading.logits.cpu(), new if change is None else new | {ADAPTER: change.vector}

@@ -50,7 +50,7 @@ class PrefixDatabase:
 
     Args:
         directory: of the database, which is created.
-        computation: names the weights and the arithmetic of the states; those of another computation are deleted.
+        computation: names the weights and the arithmetic of the states; other computations' states are deleted.
 
     Raises:
         OSError: it cannot be written.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.batch import Progress
+from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_store import PrefixStore
 from hf_recurrent.server.shared_prefixes import SharedPrefixes
 from hf_recurrent.server.text_hashes import PrefixKey, TextHashes
@@ -24,27 +25,12 @@ _SPACING, _BYTES_PER_TOKEN = 512, 128
 class PrefixReuse:
     """Starts jobs at the longest stored beginning of their text, and stores states while they run.
 
-    Args:
-        store: of the states.
-        keeps_answers: tokens that the model has chosen change its state as tokens that it reads.
-        shared: the states of all processes; None for a process that shares nothing.
-        shortest: tokens of the shortest text that has a state.
-        reusable: see [`ModelSteps.reusable`]; None if all are.
-
     Attributes:
         tokens: how many did not have to be read again.
     """
 
-    def __init__(
-        self,
-        store: PrefixStore,
-        keeps_answers: bool,
-        shared: SharedPrefixes | None = None,
-        shortest: int = 32,
-        reusable: Callable[[int], int] | None = None,
-    ):
-        self.store, self._keeps_answers, self.shared, self.tokens = store, keeps_answers, shared, 0
-        self._shortest, self._reusable = shortest, reusable or (lambda length: length)
+    def __init__(self, store: PrefixStore, steps: ModelSteps, shared: SharedPrefixes | None = None):
+        self.store, self._steps, self.shared, self.tokens = store, steps, shared, 0
         # Equal distances would make the states of a growing cache quadratic in the length of its text.
         self._spacing = sys.maxsize if store.grows else _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
@@ -96,7 +82,7 @@ class PrefixReuse:
     def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
         """Remember the state before the last generated token if that may begin a stop sequence."""
         request, output = progress.job.request, progress.job.output
-        if self._keeps_answers and request.text is not None and request.held_back(output) == 1:
+        if self._steps.keeps_answers and request.text is not None and request.held_back(output) == 1:
             progress.before_stop = len(output) - 1, state()
 
     def end(self, progress: Progress, state: RecurrentState, is_ended: bool, stop: int) -> None:
@@ -111,7 +97,7 @@ class PrefixReuse:
         job = progress.job
         text, output = job.request.text, job.output
         # A text that begins with the model's own end token is another one than the client's.
-        if not self._keeps_answers or text is None or job.prefix or not (output or is_ended):
+        if not self._steps.keeps_answers or text is None or job.prefix or not (output or is_ended):
             return
         job.known = len(text) + len(output) - (not is_ended), state
         self._put(text.followed_by(output if is_ended else output[:-1]), state)
@@ -140,8 +126,8 @@ class PrefixReuse:
         while doubled < min(last, self._spacing):
             lengths.add(doubled)
             doubled *= 2
-        lengths = {self._reusable(length) for length in lengths}
-        return sorted(length for length in lengths if self._shortest <= length <= last)
+        lengths = {self._steps.reusable(length) for length in lengths}
+        return sorted(length for length in lengths if self._steps.shortest_prefix <= length <= last)
 
     def _skip(self, progress: Progress, length: int, state: RecurrentState) -> None:
         skipped = progress.skip_to(length, state)
@@ -153,6 +139,6 @@ class PrefixReuse:
             del self._readers[key.whole]
 
     def _put(self, text: TextHashes, state: RecurrentState) -> None:
-        if len(text) >= self._shortest:
+        if len(text) >= self._steps.shortest_prefix:
             key = text.key(len(text))
             self._share(key, self.store.put(text, key, state))

@@ -42,7 +42,7 @@ class _Entry:
 class PrefixStore:
     """States by the tokens before them. One thread uses it.
 
-    An entry's priority is that of the last evicted one plus the tokens that it saves, renewed whenever it is used
+    An entry's priority is the last evicted one's plus the tokens that it saves, renewed whenever it is used
     (GreedyDual): an old entry stays longer the more it saves. Where states grow, tokens count for less the larger the
     state is. When a state is evicted, what it saved is added to the next longer one of the same text.
 

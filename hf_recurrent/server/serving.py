@@ -54,39 +54,45 @@ class Learning:
     save_every: int = 100_000
 
 
-@contextmanager
-def serving_scheduler(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    *,
-    session_dir: Path | None = None,
-    learning: Learning | None = None,
-    max_states: int = 20_000,
-    max_resident: int = 1000,
-    max_rows: int = 128,
-    max_jobs: int = 512,
-    forgets: bool = False,
-    prefix_bytes: int = 1 << 28,
-    store: str | None = None,
-    store_bytes: int = 1 << 28,
-    block: int | None = None,
-    adapter_rank: int = 0,
-) -> Iterator[Scheduler]:
-    """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """How a model is served; most fields are flags of `serve`.
 
     Args:
-        model: a recurrent language model, in evaluation mode.
-        tokenizer: its tokenizer; a model that learns has one of bytes.
         session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
         learning: None for a model that does not change.
-        max_states, max_resident, forgets: see [`SessionStore`].
-        max_rows, max_jobs: see [`Scheduler`].
+        max_sessions, max_resident, public: `max_states`, `max_resident` and `forgets` of [`SessionStore`].
+        max_rows, max_waiting: `max_rows` and `max_jobs` of [`Scheduler`].
         prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
         store: address of [`open_blobs`], of stored responses, and of states that processes share; by default a folder
             of `session_dir`, or memory, and nothing is shared.
         store_bytes: of all that is in it.
         block: see [`CachedSteps`], for models of transformers.
         adapter_rank: see [`ReadoutAdapter`], for models of hf_recurrent that do not learn; 0 for none.
+    """
+
+    session_dir: Path | None = None
+    learning: Learning | None = None
+    max_sessions: int = 20_000
+    max_resident: int = 1000
+    max_rows: int = 128
+    max_waiting: int = 512
+    public: bool = False
+    prefix_bytes: int = 1 << 28
+    store: str | None = None
+    store_bytes: int = 1 << 28
+    block: int | None = None
+    adapter_rank: int = 0
+
+
+@contextmanager
+def serving_scheduler(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Iterator[Scheduler]:
+    """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
+
+    Args:
+        model: a recurrent language model, in evaluation mode.
+        tokenizer: its tokenizer; a model that learns has one of bytes.
+        options: fields of [`ServingOptions`].
 
     Raises:
         UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
@@ -95,38 +101,10 @@ def serving_scheduler(
         ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
-    steps = _steps(model, tokenizer, learning is not None, block, adapter_rank)
-    zero = steps.zero
-    own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
-    blobs = open_blobs(own if store is None else store, store_bytes)
-    with _locked(session_dir), _locked(learning and learning.directory):
-        learner = None if learning is None else _learner(model, tokenizer, learning)
-        database = None if session_dir is None else _database(session_dir, steps, learner)
-        ends, begin = _end_tokens(model, tokenizer), model.generation_config.bos_token_id
-        begin = begin if begin is not None else next(iter(ends), None)
-        computation = steps.computation()
-        reuse = None
-        if learning is None and prefix_bytes:
-            shared = None if store is None else SharedPrefixes(blobs, zero, computation)
-            reuse = _reuse(steps, computation, prefix_bytes, session_dir, shared)
-        scheduler = Scheduler(
-            steps,
-            SessionStore(
-                zero,
-                database,
-                partial(steps.continue_from, begin_token=begin),
-                max_states=max_states,
-                max_resident=max_resident,
-                forgets=forgets,
-            ),
-            reuse=reuse,
-            responses=ResponseStore(blobs, zero, computation),
-            learner=learner,
-            begin_token=begin,
-            end_tokens=frozenset(ends),
-            max_rows=max_rows,
-            max_jobs=max_jobs,
-        )
+    given = ServingOptions(**options)
+    steps = _steps(model, tokenizer, given)
+    with _locked(given.session_dir), _locked(given.learning and given.learning.directory):
+        scheduler = _scheduler(model, tokenizer, steps, given)
         try:
             yield scheduler
         finally:
@@ -134,17 +112,52 @@ def serving_scheduler(
                 scheduler.close()
 
 
-def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | None, rank: int) -> ModelSteps:
+def _scheduler(model: PreTrainedModel, tokenizer: Any, steps: ModelSteps, given: ServingOptions) -> Scheduler:
+    own = None if given.session_dir is None else os.path.abspath(given.session_dir / "store")
+    blobs = open_blobs(own if given.store is None else given.store, given.store_bytes)
+    learner = None if given.learning is None else _learner(model, tokenizer, given.learning)
+    database = None if given.session_dir is None else _database(given.session_dir, steps, learner)
+    ends, begin = _end_tokens(model, tokenizer), model.generation_config.bos_token_id
+    begin = begin if begin is not None else next(iter(ends), None)
+    sessions = SessionStore(
+        steps.zero,
+        database,
+        partial(steps.continue_from, begin_token=begin),
+        max_states=given.max_sessions,
+        max_resident=given.max_resident,
+        forgets=given.public,
+    )
+    computation, reuse = steps.computation(), None
+    if learner is None and given.prefix_bytes:
+        shared = None if given.store is None else SharedPrefixes(blobs, steps.zero, computation)
+        prefixes = None if given.session_dir is None else PrefixDatabase(given.session_dir, computation)
+        reuse = PrefixReuse(PrefixStore(steps.zero, given.prefix_bytes, prefixes), steps, shared)
+    return Scheduler(
+        steps,
+        sessions,
+        reuse=reuse,
+        responses=ResponseStore(blobs, steps.zero, computation),
+        learner=learner,
+        begin_token=begin,
+        end_tokens=frozenset(ends),
+        max_rows=given.max_rows,
+        max_jobs=given.max_waiting,
+    )
+
+
+def _steps(model: PreTrainedModel, tokenizer: Any, given: ServingOptions) -> ModelSteps:
     """With a state as ours where the model has one; stock models keep their own cache and arithmetic.
 
     A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
     """
     is_ours = supports_recurrent_state(model) and not isinstance(model, StockModelWithState)
     if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
-        return ModelSteps(model, learns, rank)
-    if rank:
-        raise ValueError(f"`--adapter_rank` is {rank}; it is for models of hf_recurrent, not {type(model).__name__}.")
-    return CachedSteps(model, block)
+        return ModelSteps(model, given.learning is not None, given.adapter_rank)
+    if given.adapter_rank:
+        raise ValueError(
+            f"`--adapter_rank` is {given.adapter_rank}; it is for models of hf_recurrent, not {type(model).__name__}."
+        )
+    return CachedSteps(model, given.block)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
@@ -152,14 +165,6 @@ def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     ends = end_token_list(model.generation_config.eos_token_id)
     own = None if hasattr(tokenizer, "encode_bytes") else getattr(tokenizer, "eos_token_id", None)
     return ends if own is None or own in ends else [*ends, own]
-
-
-def _reuse(
-    steps: ModelSteps, computation: str, max_bytes: int, directory: Path | None, shared: SharedPrefixes | None
-) -> PrefixReuse:
-    database = None if directory is None else PrefixDatabase(directory, computation)
-    store = PrefixStore(steps.zero, max_bytes, database)
-    return PrefixReuse(store, steps.keeps_answers, shared, steps.shortest_prefix, steps.reusable)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

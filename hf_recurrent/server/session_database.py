@@ -39,10 +39,6 @@ create index if not exists journal_sessions on journal (session);
 class SessionDatabase:
     """The database of a directory. One thread uses it.
 
-    Args:
-        directory: of the database, which is created.
-        zero: a zero state of the model.
-
     Raises:
         ValueError: the file is damaged, or of a later version.
         OSError: it cannot be written.

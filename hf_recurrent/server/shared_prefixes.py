@@ -22,11 +22,6 @@ _MOST_LENGTHS = 16  # of a block
 class SharedPrefixes:
     """Stored states of all processes with the same weights and arithmetic.
 
-    Args:
-        blobs: where they are.
-        zero: a state of the model, of one stream.
-        computation: names the weights and the arithmetic.
-
     Attributes:
         dropped: states that were not written, because too many waited.
     """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Tokens. A search looks up the hashes at multiples of it; between two of them, only those of known lengths.
+# Tokens. A search looks up the hashes at multiples of it; between two of them, only at known lengths.
 _BLOCK = 128
 _BYTES = 16
 _TOKEN = "<u4"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"  # of SentencePiece
@@ -83,7 +84,7 @@ class TextTokenizer:
         """The bytes of a token, given its id and name."""
         kinds = _decoder_kinds(self.tokenizer)
         if "ByteLevel" in kinds:
-            byte_of = _byte_alphabet()
+            byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
             return lambda token, name: b"".join(
                 bytes([byte_of[letter]]) if letter in byte_of else letter.encode() for letter in name
             )
@@ -110,10 +111,3 @@ def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
     return set() if decoder is None else {part["type"] for part in decoder.get("decoders", [decoder])}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte of every letter in the names of byte-level tokens: printable bytes are themselves (GPT-2)."""
-    printable = [byte for byte in range(256) if 33 <= byte <= 126 or (161 <= byte <= 255 and byte != 173)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -17,9 +17,6 @@ _LONGEST_OUTPUT = 300
 class AlertSender(ABC):
     """Sends records, one after another, in a thread.
 
-    Args:
-        flag: of the command line, for messages.
-
     Attributes:
         failures: records that could not be sent, or were dropped because too many were waiting.
         notices: messages about them, each once; the caller shows them and clears the list.

@@ -109,13 +109,7 @@ class CompressedLog(LogSource):
 
 
 class RotatedLog(LogSource):
-    """The rotated files of a log, oldest first, and then the log itself.
-
-    Args:
-        path: the log.
-        follow: wait for more at its end.
-        position: of [`position`].
-    """
+    """The rotated files of a log, oldest first, and then the log itself."""
 
     def __init__(
         self, path: str, max_line_bytes: int, *, follow: bool = True, position: Mapping[str, Any] | None = None

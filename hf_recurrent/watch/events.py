@@ -87,11 +87,7 @@ IGNORED = Event("", "", "", 0.0, 0, 0, None, None, b"")
 
 
 class EventGrouper(Saved):
-    """Groups flagged lines of a log.
-
-    Args:
-        judge: of the log.
-    """
+    """Groups flagged lines of a log."""
 
     not_saved = frozenset({"judge"})
 

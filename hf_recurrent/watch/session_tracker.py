@@ -84,11 +84,7 @@ class SessionJudge(Saved):
         self._common: list[int] = []
 
     def judge(self, session: Session, severities: dict[int, int]) -> SessionReport:
-        """Score a session, and learn from it.
-
-        Args:
-            severities: template → rank of `severity_of`.
-        """
+        """Score a session, and learn from it."""
         parts = [
             (self._rarity(self._seen(template, count), _SEVERE[severities.get(template, 0)]), "lines", template, count)
             for template, count in session.counts.items()

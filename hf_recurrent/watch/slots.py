@@ -18,7 +18,7 @@ _ZEROS = re.compile(b"0+")
 _OPAQUE = re.compile(b"[" + TIME + UUID + b"]+")
 _COUNTED = bytes.maketrans(ADDRESS + HEX + NUMBER, b"000")
 
-# Times that the share of one place counts beside those of all places in its state.
+# Times that the share of one place counts beside the shares of all places in its state.
 _INDIRECT_PRIOR = 8.0
 # Lines among which a template is counted.
 NEAR = 16

@@ -48,9 +48,6 @@ def digits_masked(line: bytes) -> bytes:
 class Masked:
     """A line without its variables.
 
-    Args:
-        line: its bytes.
-
     Attributes:
         filled: the line, with each byte of a variable replaced by the byte of its kind; all offsets are the line's.
         tokens: words between white space, the first 1,024; a variable is one byte of its kind.

@@ -73,7 +73,7 @@ class Findings:
     """Events and records of a batch of lines.
 
     Attributes:
-        events: those that begin, of lines and of sessions, and those of several lines that have ended; in the order of
+        events: those that begin, of lines and of sessions, and ended ones of several lines; in the order of
             lines, each with whether it has ended.
         lines, sessions: JSON lines, if they are wanted.
     """

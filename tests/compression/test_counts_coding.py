@@ -108,7 +108,7 @@ def read_by(memory_class: type, shape: MemoryShape, data: np.ndarray, network: n
 @pytest.mark.parametrize("memory_class", [kernel.Memory, CountMemoryReference])
 @pytest.mark.parametrize(("rates", "has_network"), [(LEARNING, False), (LEARNING, True), (Rates(), False)])
 def test_coding_is_reading(memory_class, rates, has_network, large):
-    """The probabilities are those of a memory that reads the same bytes; the code is the reference's."""
+    """The probabilities are a memory's that reads the same bytes; the code is the reference's."""
     shape, steps = SHAPE._replace(large=large), 60 if memory_class is CountMemoryReference else 500
     data, network = bytes_of("code", steps), network_of(steps) if has_network else None
     coder, memory, states = kernel.Coder(room=17 * steps), new_memory(shape=shape), new_states(shape, 1)
@@ -129,7 +129,7 @@ def test_coding_is_reading(memory_class, rates, has_network, large):
 @pytest.mark.parametrize(("window", "rows", "streams"), [(0, 0, 1), (512, 16, 3), (1 << 17, 0, 2)])
 @pytest.mark.parametrize("has_network", [False, True])
 def test_every_byte_comes_back(kind, window, rows, streams, has_network, large):
-    """Encoder and decoder leave the same memory and states; the size is that of the cuts, which change nothing."""
+    """Encoder and decoder leave the same memory and states; the cuts change nothing, not even the size."""
     shape, steps = SHAPE._replace(window=window, rows=rows, large=large), 400
     data = np.ascontiguousarray(bytes_of(kind, steps * streams).reshape(streams, steps).T)
     network = network_of(steps, streams, 1) if has_network else None

@@ -36,7 +36,7 @@ def compile_c(folder, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-# In double precision, files are not read: their sizes are those of floats.
+# In double precision, files are not read: they have the sizes of floats.
 BEGIN = """#include <string.h>
 #include "tiny.h"
 size_t memory_size(void) { return sizeof(struct tiny_learner); }

@@ -141,19 +141,22 @@ def odd_value(draw: random.Random, name: str, arguments: dict, model: PreTrained
             "bytes": torch.ones(steps, dtype=torch.uint8),
             "floating": torch.ones(1),
         },
-        "state": {
-            "a list": list(arguments.get("state", {"a": 1}).values()),
-            "a tensor": torch.zeros(batch_size, 16),
-            "empty": {},
-            "unknown part": (arguments.get("state") or model.init_state(batch_size))
-            | {"more": torch.zeros(batch_size)},
-            "called hidden": (arguments.get("state") or model.init_state(batch_size))
-            | {"hidden": torch.zeros(batch_size, model.config.hidden_size)},
-            "of other streams": model.init_state(batch_size + 1),
-        },
+        "state": _odd_states(arguments, model, batch_size),
     }
     what = draw.choice(list(odd[name]))
     return what, odd[name][what]
+
+
+def _odd_states(arguments: dict, model: PreTrainedModel, batch_size: int) -> dict[str, object]:
+    state = arguments.get("state") or model.init_state(batch_size)
+    return {
+        "a list": list(arguments.get("state", {"a": 1}).values()),
+        "a tensor": torch.zeros(batch_size, 16),
+        "empty": {},
+        "unknown part": state | {"more": torch.zeros(batch_size)},
+        "called hidden": state | {"hidden": torch.zeros(batch_size, model.config.hidden_size)},
+        "of other streams": model.init_state(batch_size + 1),
+    }
 
 
 def spoil(draw: random.Random, arguments: dict, model: PreTrainedModel) -> tuple[str, str]:

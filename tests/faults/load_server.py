@@ -157,7 +157,7 @@ class Load:
             self.compare(path, kept["text"])
 
     def compare(self, path: str, text: str) -> None:
-        """The state of a session is that of its text."""
+        """The state of a session belongs to its text."""
         status, fork = self.post(f"{path}/fork")
         if status != 200:
             return

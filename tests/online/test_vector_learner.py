@@ -49,7 +49,7 @@ def test_gradients_are_those_of_backpropagation_through_all_of_the_past():
     for (name, found), expected in zip(
         gradients.items(), torch.autograd.grad(loss, list(learner.parameters.values())), strict=True
     ):
-        # Before the unit, the gradient through the past ends: the encoder and the norm get that of the last step.
+        # Before the unit, the gradient through the past ends: the encoder and the norm get the last step's.
         if "embed_tokens" not in name and "norm" not in name:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     usual, expected = np.ones(2), [0.0]

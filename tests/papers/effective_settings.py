@@ -80,6 +80,25 @@ def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
+# Functions of the experiments that would read data, train, or build models.
+_REPLACED = {
+    "split_corpus": lambda settings: (_CORPUS, _CORPUS),
+    # BPTT has as many steps as the other methods have operations for: here one.
+    "smt_dmt_operations": lambda *models, **options: 1,
+    "step_operations": lambda *models, **options: 1,
+    "load_images": lambda dataset, folder, *options: (range(_IMAGES[dataset]), None, ""),
+    "average_pooled": lambda data, factor: data,
+    "padded": lambda data, width: data,
+    "CopiedBits": lambda *options: None,
+    "load_sequences": lambda settings: (range(_EXAMPLES[settings["task"]]), None),
+    "RuleClassifier": lambda model, rule: model,
+    "freeze_convolutions": lambda model: None,
+    "layer_cosines": lambda *options: [],
+    "LorenzTrajectories": lambda count, *options, **others: range(count),
+    "DigitPixels": lambda **options: SimpleNamespace(vocab_size=options["levels"] + 1, length=784),
+}
+
+
 def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArguments], list[Any]]:
     """Arguments of the phases of training that a row would run, and the configurations of its models."""
     from papers.engine.training import training_arguments
@@ -107,31 +126,13 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
         configs.append(config)
         initialise(self, config, *args, **options)
 
-    replaced = {
-        "run_trainer": record,
-        "new_model": note_new_model,
-        "build_pair": note_pair,
-        "split_corpus": lambda settings: (_CORPUS, _CORPUS),
-        # BPTT has as many steps as the other methods have operations for: here one.
-        "smt_dmt_operations": lambda *models, **options: 1,
-        "step_operations": lambda *models, **options: 1,
-        "load_images": lambda dataset, folder, *options: (range(_IMAGES[dataset]), None, ""),
-        "average_pooled": lambda data, factor: data,
-        "padded": lambda data, width: data,
-        "CopiedBits": lambda *options: None,
-        "load_sequences": lambda settings: (range(_EXAMPLES[settings["task"]]), None),
-        "RuleClassifier": lambda model, rule: model,
-        "freeze_convolutions": lambda model: None,
-        "layer_cosines": lambda *options: [],
-        "LorenzTrajectories": lambda count, *options, **others: range(count),
-        "DigitPixels": lambda **options: SimpleNamespace(vocab_size=options["levels"] + 1, length=784),
-    }
+    noted = {"run_trainer": record, "new_model": note_new_model, "build_pair": note_pair}
     with mock.patch.object(PreTrainedModel, "__init__", note_config):
         patches = [
             mock.patch.object(module, attribute, replacement)
             for path, module in list(sys.modules.items())
             if path.startswith("papers.")
-            for attribute, replacement in replaced.items()
+            for attribute, replacement in (noted | _REPLACED).items()
             if hasattr(module, attribute)
         ]
         for patch in patches:

@@ -69,7 +69,7 @@ def test_an_update_that_is_not_finite_is_left_out(model):
 
 
 def test_sessions_learn_at_the_same_time_and_apart(model):
-    """Bits and answers of every session are those of a server of its own; of one that does not learn, of any."""
+    """Bits and answers of every session are as from a server of its own; of one that does not learn, as from any."""
 
     def use(server, text: bytes, learns: bool, found: dict) -> None:
         session = server.new_session(**({"learns": True} if learns else {}))

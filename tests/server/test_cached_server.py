@@ -70,9 +70,9 @@ def test_blocks_on_a_cpu_are_the_same_bit_for_bit_and_read_the_last_answer_again
 
 
 def check_restarts(model, folder, block):
-    """Turns of a conversation, each with a new server, equal those of a server that stores nothing, bit for bit.
+    """Turns of a conversation, each with a new server, are as from a server that stores nothing, bit for bit.
 
-    Their tokens are those of the model's own `generate`, which reads all tokens before it as one block.
+    Their tokens are the same as from the model's own `generate`, which reads all tokens before it as one block.
 
     Returns:
         The number of tokens that each turn did not read, and the number of tokens after each turn.

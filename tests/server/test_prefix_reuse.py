@@ -39,7 +39,7 @@ def reusing(model, max_bytes: int = 1 << 26, directory=None, **options) -> Sched
     steps = ModelSteps(model)
     database = None if directory is None else PrefixDatabase(directory, steps.computation())
     store = PrefixStore(model.init_state(1), max_bytes, database)
-    return make_scheduler(model, reuse=PrefixReuse(store, steps.keeps_answers), **options)
+    return make_scheduler(model, reuse=PrefixReuse(store, steps), **options)
 
 
 def asking(text: bytes, new: int = 20, sampling: Sampling = GREEDY, seed: int = 0, ends=(), **options) -> Job:
@@ -101,7 +101,7 @@ def test_answers_and_states_are_those_of_a_cold_run(model, tmp_path, monkeypatch
         reused += sum(job.cached_tokens for job in found)
         texts += [text + bytes(job.output) for (text, _), job in zip(asked, found, strict=True)]
     assert reused > 5000
-    for text in texts:  # a stored state is that of reading its text as a prompt
+    for text in texts:  # a stored state equals the state of reading its text as a prompt
         while result := stored(warm, text):
             text = text[: result[0]]
             assert are_equal(result[1], read_singly(model, text + b"?")[0])

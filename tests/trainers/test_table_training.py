@@ -132,7 +132,7 @@ def test_a_bad_gradient_of_a_table_stops_training(tmp_path, online, limit):
 
 
 def test_tables_are_not_part_of_the_norm(tmp_path):
-    """At the first step the tables are zero, and the other gradients those of a model without them."""
+    """At the first step the tables are zero, and the other gradients are as in a model without them."""
     plain = tiny_trainer(tmp_path / "plain", tiny_model(), max_steps=1, logging_steps=1, save_strategy="no")
     trainer = table_trainer(tmp_path / "tables", max_steps=1, logging_steps=1, save_strategy="no")
     for each in (plain, trainer):

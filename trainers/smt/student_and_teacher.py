@@ -88,7 +88,7 @@ class StudentAndTeacher(nn.Module):
         return self.encode(input_ids, starts, before, context_length)[:, 0]
 
     def update(self, previous: Tensor, input_ids: Tensor, starts: Tensor, positions: Tensor) -> Tensor:
-        """The RNN's memories of `positions` (B, positions) from those of the positions before, all as one batch."""
+        """The RNN's memories of `positions` (B, positions) from the positions before, all as one batch."""
         ngrams = self.ngrams_before(input_ids, starts, positions)
         ngrams = None if ngrams is None else ngrams.flatten(0, 1)
         return self.student.update(previous.flatten(0, 1), input_ids.gather(1, positions).flatten(), ngrams)

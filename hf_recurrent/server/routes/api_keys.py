@@ -83,11 +83,7 @@ def _read_key(words: Sequence[str]) -> ApiKey:
 
 
 class KeyRing:
-    """The keys of a server, and what their clients do at the moment. The event loop uses it.
-
-    Args:
-        keys: none for a server without keys.
-    """
+    """The keys of a server, and what their clients do at the moment. The event loop uses it."""
 
     def __init__(self, keys: Sequence[ApiKey]):
         self._keys = tuple(keys)

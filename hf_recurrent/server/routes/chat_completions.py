@@ -3,25 +3,21 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from hf_recurrent.server.routes.chat_schemas import ChatRequest, Tools
+from hf_recurrent.server.routes.chat_schemas import ChatRequest, Function, Tools
 from hf_recurrent.server.routes.completions import Completion
 from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.response_schemas import ResponsesRequest
 from hf_recurrent.server.routes.schemas import CompletionRequest, SamplingFields
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
-def chat_tools(body: ChatRequest) -> Tools:
-    """The tools of a chat.
+def checked_tools(functions: list[Function], body: ChatRequest | ResponsesRequest) -> Tools:
+    """The tools of a request.
 
     Raises:
         ApiError: the choice does not go with the tools.
     """
-    return checked_tools([tool.function for tool in body.tools or ()], body)
-
-
-def checked_tools(functions: list, body: Any) -> Tools:
-    """The tools of a request with `tool_choice` and `parallel_tool_calls`; raises an ApiError as [`chat_tools`]."""
     try:
         return Tools(functions, body.tool_choice, body.parallel_tool_calls)
     except ValueError as error:

@@ -145,11 +145,6 @@ Choice = Annotated[Any, BeforeValidator(as_tool_choice)]
 class Tools:
     """The tools of a request.
 
-    Args:
-        functions: that the model may call.
-        choice: which of them.
-        is_parallel: an answer may have several calls.
-
     Raises:
         ValueError: the choice is none of the functions.
     """

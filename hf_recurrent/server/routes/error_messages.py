@@ -48,12 +48,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(found: Sequence[Mapping[str, Any]], content_type: str | None) -> Refusal:
-    """The first of pydantic's errors about a request.
-
-    Args:
-        found: of pydantic.
-        content_type: header of the request.
-    """
+    """The first of pydantic's errors about a request."""
     first = found[0]
     kind, place = first["type"], first["loc"][1:]
     if kind == "json_invalid":

@@ -29,15 +29,7 @@ ABOVE_LIMIT = "integer_above_max_value"
 
 
 class ApiError(Exception):
-    """A request that is refused.
-
-    Args:
-        status: of HTTP.
-        message: one sentence.
-        param: the argument at fault.
-        code: a word for programs.
-        headers: of the response.
-    """
+    """A request that is refused."""
 
     def __init__(
         self,

@@ -22,10 +22,6 @@ _OPEN_PATHS = ("/health", *PAGE_FILES)
 class Guards:
     """An ASGI app that checks requests and passes them on.
 
-    Args:
-        app: receives the requests.
-        settings: key, hosts and limits.
-
     Attributes:
         responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
         requests: name of a key → how many.

@@ -4,7 +4,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, chat_tools
+from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, checked_tools
 from hf_recurrent.server.routes.chat_prompts import chat_prompt
 from hf_recurrent.server.routes.chat_schemas import ChatRequest
 from hf_recurrent.server.routes.completion_texts import chat_logprobs
@@ -39,7 +39,8 @@ def openai_routes(served: ServedModel) -> APIRouter:
     @routes.post("/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> dict | Response:
         check_name(served, body.model)
-        tools, completion = chat_tools(body), chat_as_completion(served, body)
+        tools = checked_tools([tool.function for tool in body.tools or ()], body)
+        completion = chat_as_completion(served, body)
         prompt = chat_prompt(served, [message.for_template() for message in body.messages], tools.definitions)
         check_completion(served, completion, [prompt.tokens])
         constraint = await tools_constraint(served, tools, body.response_format)

@@ -18,13 +18,7 @@ def api_key(request: Request) -> bytes:
 
 
 def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | None) -> bytes | None:
-    """The salt of the hashes of a client's texts: clients share states if it is the same. None to share none.
-
-    Args:
-        settings: of the server.
-        request: with the client's API key.
-        cache_salt: chosen by the client.
-    """
+    """The salt of the hashes of a client's texts: clients share states if it is the same. None to share none."""
     key = api_key(request).decode()
     # Strangers without a key cannot be told apart.
     if settings.is_public and not (settings.shares_prefixes or key or cache_salt):

@@ -15,13 +15,6 @@ from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 class ResponseProgress:
     """A response in progress.
 
-    Args:
-        served: the model.
-        body: the request.
-        job: generates the text.
-        prompt_tokens: number of tokens of the prompt.
-        may_call: look for calls of tools in the text.
-
     Attributes:
         id: of the response.
         text: of the answer so far.

@@ -27,13 +27,7 @@ async def call(scheduler: Scheduler, function: Callable[..., Any], *arguments: A
 
 
 class RunningJobs:
-    """Some jobs, accepted by the scheduler together or not at all.
-
-    Args:
-        scheduler: runs them.
-        jobs: not yet submitted.
-        is_streamed: take results as they come, not only at the end.
-    """
+    """Some jobs, accepted by the scheduler together or not at all."""
 
     def __init__(self, scheduler: Scheduler, jobs: Sequence[Job], is_streamed: bool = False):
         self.jobs, self._scheduler, self._is_streamed = jobs, scheduler, is_streamed

@@ -22,8 +22,9 @@ from hf_recurrent.server.routes.schemas import (
     SessionRequest,
 )
 from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session import Session, Snapshot
-from hf_recurrent.server.session_states import session_of_state, state_of_session
+from hf_recurrent.server.session_store import SessionError
 
 
 def session_routes(served: ServedModel) -> APIRouter:
@@ -56,7 +57,7 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
     @routes.post("/from_state")
     async def create_from_state(request: HttpRequest) -> dict:
         """A new session from the bytes of a state file."""
-        return _about(await call(scheduler, session_of_state, scheduler, await request.body()))
+        return _about(await call(scheduler, _session_of_state, scheduler, await request.body()))
 
     @routes.get("")
     async def list_sessions(
@@ -76,7 +77,7 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
     @routes.get("/{session_id}/state")
     async def download(session_id: str) -> Response:
         """The state as a file, which `generate --state` and `chat --state` read too."""
-        data = await call(scheduler, state_of_session, scheduler, session_id)
+        data = await call(scheduler, _state_of_session, scheduler, session_id)
         headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
@@ -153,6 +154,27 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     async def stop(session_id: str) -> dict:
         """End what the session does: a generation ends where it is, and of a read, nothing was read."""
         return {"stopped": await call(served.scheduler, served.scheduler.stop, session_id)}
+
+
+def _state_of_session(scheduler: Scheduler, session_id: str) -> bytes:
+    """The content of a state file with the present text of a session."""
+    snapshot = scheduler.store.get(session_id).snapshot
+    if scheduler.learner is not None:
+        scheduler.learner.remember_weights()
+    try:
+        return scheduler.steps.pack(snapshot)
+    except ValueError as error:
+        raise SessionError(f"The session cannot be saved: {error}") from error
+
+
+def _session_of_state(scheduler: Scheduler, data: bytes) -> Session:
+    """A new session from the content of a state file."""
+    known = () if scheduler.learner is None else scheduler.learner.known_weights
+    try:
+        snapshot = scheduler.steps.unpack(data, known)
+    except ValueError as error:
+        raise SessionError(str(error)) from error
+    return scheduler.store.add(Session(snapshot))
 
 
 class _GeneratedText:

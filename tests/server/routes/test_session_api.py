@@ -214,7 +214,7 @@ def test_sessions_outlive_the_server(tmp_path):
 
 
 def test_so_many_sessions_and_no_more():
-    with running_server(options={"max_states": 3}) as client:
+    with running_server(options={"max_sessions": 3}) as client:
         first = client.new_session()
         client.post(f"/v1/sessions/{first}/marks", {"mark": "a"})
         client.post(f"/v1/sessions/{first}/marks", {"mark": "a"})
