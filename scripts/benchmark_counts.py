@@ -60,13 +60,13 @@ def without_counts(model: PreTrainedModel, tokens: torch.Tensor, read: Callable)
         model.count_memory = memory
 
 
+@torch.no_grad()
 def main() -> None:
     parser = bench.option_parser(__doc__, threads=1, rounds=20)
     parser.add_argument("--models", nargs="+", default=["memora-tiny", "memora-s0"])
     parser.add_argument("--corpus", nargs="+", default=["python"])
     parser.add_argument("--count_bytes", type=float, default=8e6)
     options = bench.parse_and_set_up(parser)
-    torch.set_grad_enabled(False)
     train, held_out = load_training_sources(DataArguments(options.corpus), ByteTokenizer())
     document = next(document for document in held_out if len(document) > BLOCK * BLOCKS)
     tokens = torch.tensor(document, dtype=torch.int64)[None]
