@@ -25,7 +25,7 @@ def family(request):
 
 
 def test_two_steps_equal_the_computation_by_hand(family, tmp_path):
-    model = stock_model(family, torch.float32)
+    model = stock_model(family, torch.float64)  # xLSTM's roundings in float32 depend on the processor and grow
     by_hand = with_state(copy.deepcopy(model)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     arguments = {"max_steps": 2, "logging_steps": 1, "max_grad_norm": 0, "save_strategy": "no"}
