@@ -15,14 +15,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from benchmarking import build_model, markdown_table, option_parser
+from benchmarking import CPU, best_seconds, build_model, markdown_table, option_parser
 
 from hf_recurrent import ByteTokenizer, OnlineLearner, save_c_learner
 
@@ -94,17 +93,6 @@ def nats_by_counts(data: bytes, size: int) -> list[float]:
     return nats
 
 
-def seconds_in_python(learner: OnlineLearner, data: bytes, rounds: int) -> float:
-    """CPU seconds of a byte, the best of several rounds."""
-    learner.read(data[:200])
-    found = []
-    for _ in range(rounds):
-        begin = time.process_time()
-        learner.read(data)
-        found.append((time.process_time() - begin) / len(data))
-    return min(found)
-
-
 def bits(nats: list[float]) -> float:
     """Bits per byte."""
     return sum(nats) / math.log(2) / len(nats)
@@ -144,7 +132,7 @@ def main() -> None:
     ]
     print(", ".join(f"{name} {size:,} bytes" for name, size in sizes.items()))
     print(markdown_table(["", "bytes", f"bits per byte of {len(data):,}", "of the last tenth"], rows))
-    python = seconds_in_python(learner, data[:2000], options.rounds)
+    python = best_seconds(lambda: learner.read(data[:2000]), options.rounds, CPU) / 2000
     in_c = {"C, -O2": seconds / len(data), "C, -O3 -march=native": fast / len(short)}
     rows = [[name, f"{1e6 * one:.1f}", f"{python / one:.1f}"] for name, one in ({"Python": python} | in_c).items()]
     print(markdown_table(["", "µs per byte", "times Python's speed"], rows))

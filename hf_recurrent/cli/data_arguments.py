@@ -125,8 +125,8 @@ def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -
 
     options = _loading_options(arguments, tokenizer)
     if arguments.packing:
-        return load_corpus(_source(names), **options)
-    return stream_documents(_source(names), **{name: options[name] for name in options if name not in _OF_PACKING})
+        return load_corpus(names, **options)
+    return stream_documents(names, **{name: options[name] for name in options if name not in _OF_PACKING})
 
 
 def _whole(arguments: DataArguments, tokenizer: Any) -> "EpisodeSource":
@@ -144,7 +144,7 @@ def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[Episode
     if arguments.packing:
         split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
         options = split | _loading_options(arguments, tokenizer)
-        pairs = [load_splits(_source(names), **options) for names in parts]
+        pairs = [load_splits(names, **options) for names in parts]
     else:
         share, seed = arguments.validation_fraction, arguments.split_seed
         pairs = [_documents(arguments, names, tokenizer).split(share, seed) for names in parts]
@@ -158,10 +158,6 @@ def _mixed(arguments: DataArguments, corpora: "Sequence[EpisodeSource]") -> "Epi
     from hf_recurrent.data.mixture import Mixture
 
     return Mixture(corpora, arguments.corpus_probabilities)
-
-
-def _source(names: Sequence[str]) -> str | Sequence[str]:
-    return names[0] if len(names) == 1 else names
 
 
 def _loading_options(arguments: DataArguments, tokenizer: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hf_recurrent.export.c_helpers import HELPERS, helpers_of
 from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES, count_plan
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
-from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
+from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
 from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
 from hf_recurrent.export.c_literals import literal
@@ -167,7 +167,9 @@ class _Body:
         self.table_bytes = sum(len(table.binary()) for table in self.tables)
 
 
-def _print_block(block: RecordedBlock, plan: LearnerPlan, inputs: dict[str, str], result: tuple[str, str]) -> "_Body":
+def _print_block(
+    block: CompiledBlock | VectorBlock, plan: LearnerPlan, inputs: dict[str, str], result: tuple[str, str]
+) -> "_Body":
     """The statements of a block with these inputs; `result` is one of its values and its C text."""
     trace, values = block.record()
     if trace.guards:

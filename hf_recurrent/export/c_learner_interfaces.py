@@ -92,35 +92,49 @@ def vector_interface(size: int, window: int, predict: str, targets: int | None =
         predict: statements that compute `values`, the next scaled vector or the scaled target, from `input`.
         targets: values of a target; None to learn to predict the next vector.
     """
-    if targets is not None:
-        return _target_interface(size, targets, window, predict)
-    fields = ("mean", "variance", "input", "target", "error")
-    functions = _VECTORS.replace("PREDICT", indented(predict)).replace("LARGEST", f"{LARGEST_VALUE!r}f")
+    if targets is None:
+        fields, count = dict.fromkeys(("mean", "variance", "input", "target", "error"), size), "NAME_INPUTS"
+        title, macros = "a series of measurements", f"#define NAME_INPUTS {size}"
+        no_context = "nothing was read since the beginning of the series"
+        known = "1 if `last` is a vector whose successor is unknown; 0 between series"
+        declarations, functions = _DECLARED_VECTORS, _VECTORS
+    else:
+        fields, count = dict.fromkeys(("mean", "variance", "input"), size), "NAME_TARGETS"
+        fields |= dict.fromkeys(("target_mean", "target_variance", "target", "error"), targets)
+        title = "a target from each vector and all before"
+        macros = f"#define NAME_INPUTS {size}\n#define NAME_TARGETS {targets}"
+        no_context, known = "not returned by this learner", "0 between series"
+        declarations, functions = _DECLARED_TARGETS, _TARGETS
+    texts = {"PREDICT": indented(predict), "LARGEST": f"{LARGEST_VALUE!r}f"}
+    texts |= {"SMALLEST": f"{SMALLEST_ERROR!r}f", "WINDOW": f"{float(window)!r}f"}
     return Interface(
-        title="A recurrent model that learns to predict a series of measurements",
-        macros=f"#define NAME_INPUTS {size}",
-        outcomes=(
-            "a value that is not finite, or larger than 1e15",
-            "nothing was read since the beginning of the series",
-        ),
-        saved="""    uint32_t updates; /* of the weights */
+        title=f"A recurrent model that learns to predict {title}",
+        macros=macros,
+        outcomes=("a value that is not finite, or larger than 1e15", no_context),
+        saved=f"""    uint32_t updates; /* of the weights */
     uint32_t vectors_read;
-    int32_t last_known; /* 1 if `last` is a vector whose successor is unknown; 0 between series */""",
-        memory=("".join(f"    float {field}[{size}];\n" for field in fields), len(fields) * size),
-        declarations="""/* The next vector. Returns NAME_OK or NAME_NO_CONTEXT. */
-int NAME_predict(struct NAME_learner *learner, float *values);
-/* Read a vector and learn from it; `score` gets the squared error of its prediction over the usual one: about 1 if it
- * was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
- * weights and state are those before the vector. */
-int NAME_learn(struct NAME_learner *learner, const float *values, float *score);""",
-        functions=functions.replace("SMALLEST", f"{SMALLEST_ERROR!r}f").replace("WINDOW", f"{float(window)!r}f"),
+    int32_t last_known; /* {known} */""",
+        memory=("".join(f"    float {field}[{width}];\n" for field, width in fields.items()), sum(fields.values())),
+        declarations=declarations,
+        functions=re.sub("|".join(texts), lambda match: texts[match[0]], functions),
         block="const float *input, const float *target",
         begin="learner->saved.last_known = 0;",
-        start="for (int i = 0; i < NAME_INPUTS; i++) learner->saved.errors[i] = 1.0f;",
+        start=f"for (int i = 0; i < {count}; i++) learner->saved.errors[i] = 1.0f;",
         allowed="last == 0 || last == 1",
     )
 
 
+_DECLARED_VECTORS = """/* The next vector. Returns NAME_OK or NAME_NO_CONTEXT. */
+int NAME_predict(struct NAME_learner *learner, float *values);
+/* Read a vector and learn from it; `score` gets the squared error of its prediction over the usual one: about 1 if it
+ * was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
+ * weights and state are those before the vector. */
+int NAME_learn(struct NAME_learner *learner, const float *values, float *score);"""
+_DECLARED_TARGETS = """/* The target of a vector; nothing changes. Returns NAME_OK or NAME_BAD_INPUT. */
+int NAME_predict(struct NAME_learner *learner, const float *values, float *target);
+/* Read a vector and learn its target; `score` gets the squared error of its prediction over the usual one, about 1.
+ * After NAME_BAD_INPUT and NAME_DIVERGED, weights and state are those before the vector. */
+int NAME_learn(struct NAME_learner *learner, const float *values, const float *target, float *score);"""
 _SCALING = """/* Factor of a running mean that has seen so many values. */
 static float NAME_rate(uint32_t seen) {
     return fmaxf(1.0f / ((float)seen + 1.0f), 1.0f / WINDOW);
@@ -178,34 +192,6 @@ int NAME_learn(struct NAME_learner *learner, const float *values, float *score) 
     if (saved->vectors_read < UINT32_MAX) saved->vectors_read++;
     return NAME_OK;
 }}"""
-
-
-def _target_interface(size: int, targets: int, window: int, predict: str) -> Interface:
-    """Of a learner of vectors and their targets; arguments as there."""
-    fields = dict.fromkeys(("mean", "variance", "input"), size)
-    fields |= dict.fromkeys(("target_mean", "target_variance", "target", "error"), targets)
-    functions = _TARGETS.replace("PREDICT", indented(predict)).replace("LARGEST", f"{LARGEST_VALUE!r}f")
-    return Interface(
-        title="A recurrent model that learns to predict a target from each vector and all before",
-        macros=f"#define NAME_INPUTS {size}\n#define NAME_TARGETS {targets}",
-        outcomes=("a value that is not finite, or larger than 1e15", "not returned by this learner"),
-        saved="""    uint32_t updates; /* of the weights */
-    uint32_t vectors_read;
-    int32_t last_known; /* 0 between series */""",
-        memory=("".join(f"    float {field}[{count}];\n" for field, count in fields.items()), sum(fields.values())),
-        declarations="""/* The target of a vector; nothing changes. Returns NAME_OK or NAME_BAD_INPUT. */
-int NAME_predict(struct NAME_learner *learner, const float *values, float *target);
-/* Read a vector and learn its target; `score` gets the squared error of its prediction over the usual one, about 1.
- * After NAME_BAD_INPUT and NAME_DIVERGED, weights and state are those before the vector. */
-int NAME_learn(struct NAME_learner *learner, const float *values, const float *target, float *score);""",
-        functions=functions.replace("SMALLEST", f"{SMALLEST_ERROR!r}f").replace("WINDOW", f"{float(window)!r}f"),
-        block="const float *input, const float *target",
-        begin="learner->saved.last_known = 0;",
-        start="for (int i = 0; i < NAME_TARGETS; i++) learner->saved.errors[i] = 1.0f;",
-        allowed="last == 0 || last == 1",
-    )
-
-
 _TARGETS = f"""{_SCALING}
 
 /* Running mean and variance with these values too; 0 if one of them is not allowed. */

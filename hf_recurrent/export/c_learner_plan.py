@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from hf_recurrent.export.c_learner_helpers import MOMENTS
 from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
 from hf_recurrent.export.formats import NUMBERS
-from hf_recurrent.kernels.block_trace import BlockTrace
-from hf_recurrent.kernels.step_graph import Value
 from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
 from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
-from hf_recurrent.learning_rules.rules import LearningRule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.online.learner import OnlineLearner
+
+if TYPE_CHECKING:
+    from hf_recurrent.export.vector_block import VectorBlock
+    from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 
 SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
@@ -155,25 +156,6 @@ def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> Learner
     return LearnerSetting(learner.step.optimizer, settings.max_grad_norm, learner.end, numbers)
 
 
-class RecordedBlock(Protocol):
-    """One step, forward and backward pass, that can be recorded.
-
-    Attributes:
-        rule: the learning rule.
-        parameters: name → weight.
-        gradients: names of those that are trained, without tables.
-        tables: name of the parameter → trained table of n-grams.
-    """
-
-    rule: LearningRule
-    parameters: Mapping[str, torch.nn.Parameter]
-    gradients: Mapping[str, torch.Size]
-    tables: Mapping[str, torch.nn.Module]
-
-    def record(self) -> tuple[BlockTrace, dict[str, Value]]:
-        """The recording, and its results by name."""
-
-
 class LearnerPlan:
     """Where everything lies in the struct of a learner.
 
@@ -197,7 +179,7 @@ class LearnerPlan:
 
     def __init__(
         self,
-        block: RecordedBlock,
+        block: "CompiledBlock | VectorBlock",
         setting: LearnerSetting,
         state: RecurrentState,
         scales: Mapping[str, int] | None = None,
@@ -228,7 +210,7 @@ class LearnerPlan:
         if self.table is not None:
             self.scales["row_sums"] = self.table.height
 
-    def _trained_table(self, block: RecordedBlock) -> TrainedTable | None:
+    def _trained_table(self, block: "CompiledBlock | VectorBlock") -> TrainedTable | None:
         if not block.tables:
             return None
         (name,) = block.tables  # a model has one

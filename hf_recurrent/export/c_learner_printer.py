@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_recurrent.export.c_footprint import graph_operations
 from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import Expression, leaf
 from hf_recurrent.export.c_printer import CPrinter, Memory
@@ -62,18 +61,11 @@ class LearnerPrinter(CPrinter):
         """
         slices = {name: self.graph.vector(value) for name, (value, _) in results.items()}
         memories = {name: self._new_plain(value.shape.numel(), access) for name, (value, access) in results.items()}
-        read = [buffer for buffer, _ in slices.values()] + [value.buffer for value in effects]
-        nodes = self.graph.live_nodes(read)
-        self.operations = graph_operations(nodes)
-        self._uses = {}
-        for buffer in [*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))]:
-            self._uses[buffer] = self._uses.get(buffer, 0) + 1
+        nodes = self._live_nodes([buffer for buffer, _ in slices.values()] + [value.buffer for value in effects])
         for name, (buffer, offset) in slices.items():
             if name.startswith("gradient") and not offset and buffer.width == memories[name].size:
                 self._place(buffer, memories[name])
-        for node in nodes:
-            value = getattr(self, f"_print_{node.kind}", self._unsupported)(node)
-            self._values[node.output] = self._computed(value) if self._uses[node.output] > 1 else value
+        self._print(nodes)
         values = {name: self._read(slices[name], memories[name].size) for name in results}
         states = {name: self._store(value) for name, value in values.items() if name.startswith("state")}
         for name, value in values.items():

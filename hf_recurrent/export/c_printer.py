@@ -82,14 +82,7 @@ class CPrinter:
 
     def write(self, outputs: Tensor, parts: list[Tensor]) -> None:
         """Collect the statements that compute the outputs and the new state, given their addresses in the graph."""
-        read = [buffer for index in (outputs, *parts) for buffer in self._buffers(index)]
-        nodes = self.graph.live_nodes(read)
-        self.operations = graph_operations(nodes)
-        uses = Counter([*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))])
-        for node in nodes:
-            self._values[node.output] = value = getattr(self, f"_print_{node.kind}", self._unsupported)(node)
-            if uses[node.output] > 1:
-                self._values[node.output] = self._computed(value)
+        self._print(self._live_nodes([buffer for index in (outputs, *parts) for buffer in self._buffers(index)]))
         self.num_outputs = outputs.numel()
         self._assign(self._new_memory(self.num_outputs, "outputs[{}]".format), self._gather(outputs))
         values = [self._gather(index) for index in parts]
@@ -324,6 +317,18 @@ class CPrinter:
         return target.expression()
 
     # ---- Nodes
+
+    def _live_nodes(self, read: list[Buffer]) -> list[Node]:
+        """The nodes that compute buffers, whose uses are counted."""
+        nodes = self.graph.live_nodes(read)
+        self.operations = graph_operations(nodes)
+        self._uses = Counter([*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))])
+        return nodes
+
+    def _print(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            value = getattr(self, f"_print_{node.kind}", self._unsupported)(node)
+            self._values[node.output] = self._computed(value) if self._uses[node.output] > 1 else value
 
     def _unsupported(self, node: Node) -> Expression:
         raise UnsupportedOp(node.kind)

@@ -1,6 +1,8 @@
 """Folders with a learner in C: header, source, weights, tokenizer, checksums and a card."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -28,49 +30,38 @@ Compile with `-O2 -fno-math-errno`, which vectorizes the optimizer; link with `-
 
 All functions but `{name}_reset` and `{name}_save` return 0 or one of the errors in `{name}.h`.
 """
-_TOKENS = """```c
+_EXAMPLE = """```c
 #include "NAME.h"
 
 static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
 static unsigned char saved[MACRO_SAVED_SIZE];
-static float logits[MACRO_VOCAB_SIZE];
-float nats;
+VARIABLES
 
 NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
-NAME_learn(&learner, 'd', &nats);  /* a token of the stream; nats is its loss before */
-NAME_predict(&learner, logits);  /* of the next token */
-NAME_reset(&learner);  /* another stream begins; what was learned stays */
+CALLS
+NAME_reset(&learner);  /* another UNIT begins; what was learned stays */
 NAME_save(&learner, saved);
 NAME_load(&learner, saved, sizeof saved);
 ```"""
-_VECTORS = """```c
-#include "NAME.h"
-
-static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
-static unsigned char saved[MACRO_SAVED_SIZE];
-float values[MACRO_INPUTS], next[MACRO_INPUTS], score;
-
-NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
-NAME_learn(&learner, values, &score);  /* a measurement; score is about 1 if it was expected, more for anomalies */
-NAME_predict(&learner, next);  /* the next measurement */
-NAME_reset(&learner);  /* another series begins; what was learned stays */
-NAME_save(&learner, saved);
-NAME_load(&learner, saved, sizeof saved);
-```"""
-_TARGETS = """```c
-#include "NAME.h"
-
-static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
-static unsigned char saved[MACRO_SAVED_SIZE];
-float values[MACRO_INPUTS], target[MACRO_TARGETS], score;
-
-NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
-NAME_predict(&learner, values, target);  /* the target of a vector that was not read */
-NAME_learn(&learner, values, target, &score);  /* score is about 1 if it was expected, more for anomalies */
-NAME_reset(&learner);  /* another series begins; what was learned stays */
-NAME_save(&learner, saved);
-NAME_load(&learner, saved, sizeof saved);
-```"""
+_TOKENS = {
+    "VARIABLES": "static float logits[MACRO_VOCAB_SIZE];\nfloat nats;",
+    "CALLS": "NAME_learn(&learner, 'd', &nats);  /* a token of the stream; nats is its loss before */\n"
+    "NAME_predict(&learner, logits);  /* of the next token */",
+    "UNIT": "stream",
+}
+_VECTORS = {
+    "VARIABLES": "float values[MACRO_INPUTS], next[MACRO_INPUTS], score;",
+    "CALLS": "NAME_learn(&learner, values, &score);"
+    "  /* a measurement; score is about 1 if it was expected, more for anomalies */\n"
+    "NAME_predict(&learner, next);  /* the next measurement */",
+    "UNIT": "series",
+}
+_TARGETS = {
+    "VARIABLES": "float values[MACRO_INPUTS], target[MACRO_TARGETS], score;",
+    "CALLS": "NAME_predict(&learner, values, target);  /* the target of a vector that was not read */\n"
+    "NAME_learn(&learner, values, target, &score);  /* score is about 1 if it was expected, more for anomalies */",
+    "UNIT": "series",
+}
 
 
 def save_c_learner(
@@ -109,7 +100,7 @@ def save_c_learner(
         item=item,
         name=_NAME,
         optimizer=type(optimizer).__name__,
-        example=example.replace("NAME", _NAME).replace("MACRO", _NAME.upper()),
+        example=_example(example),
     )
     with new_folder(folder) as staging:
         (staging / f"{_NAME}.h").write_text(text.header, encoding="utf-8")
@@ -121,3 +112,8 @@ def save_c_learner(
         # After the manifest: a card may be edited.
         (staging / "README.md").write_text(card, encoding="utf-8")
     return text.footprint
+
+
+def _example(parts: Mapping[str, str]) -> str:
+    text = re.sub("|".join(parts), lambda match: parts[match[0]], _EXAMPLE)
+    return text.replace("NAME", _NAME).replace("MACRO", _NAME.upper())
