@@ -38,12 +38,9 @@ static TARGET void NAME(find_node_cells)(const struct memory *m, const struct fo
         if (s >= LONG_MATCH) newest[s] = (uint8_t)bit;
     }
     for (int i = 0; i < sources; i++) {
-        const int s = used[i], zeros = counts[s][0], ones = counts[s][1];
-        if (s >= LONG_MATCH) {
-            const int v = match_level(s == MATCH ? f->match_length : f->long_length);
-            NAME(use_cell)(m, path, depth, s, cell_at(s, v / LEVELS, depth, v % LEVELS, newest[s]));
-        } else
-            NAME(use_cell)(m, path, depth, s, cell_at(s, newest[s], depth, level_of[zeros > 1023 ? 1023 : zeros], level_of[ones > 1023 ? 1023 : ones]));
+        const int s = used[i];
+        if (s >= LONG_MATCH) NAME(use_match)(m, path, depth, s, f, newest[s]);
+        else NAME(use_counts)(m, path, depth, s, newest[s], counts[s][0], counts[s][1]);
     }
 }
 /* Probabilities of a one at LANES nodes of a depth without counts, which no match passes. */

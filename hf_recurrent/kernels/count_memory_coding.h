@@ -63,8 +63,8 @@ static TARGET void NAME(code_block)(struct memory *m, uint8_t *states, const str
         }
         struct stream *s = (struct stream *)(states + i % job->streams * state_size(m));
         NAME(read_network)(s, network, 256, byte, job->decodes);
-        fetch(m, s, &found);
-        find(m, s, &found);
+        if (!i || job->streams > 1) fetch(m, s, &found); /* else `take_byte` has done so */
+        find_fetched(m, s, &found);
         job->bytes[i] = (uint8_t)NAME(code_byte)(m, s, &found, job->coder, job->decodes, byte, &path);
         NAME(take_byte)(m, s, r, &found, s->pending ? &path : 0, job->bytes[i], 0); /* no learning from the first byte, as in reading */
         s->pending = 1;

@@ -120,12 +120,17 @@ static void count_recent(struct slot *bucket, uint32_t hash, int symbol)
     slot.count[0] = (uint8_t)(counted < 255 ? counted + 1 : counted);
     bucket[0] = slot;
 }
+/* The end in the text of the last bytes with these hashes: short ones, 0, or long ones, 1. */
+INLINE uint32_t *text_end(const struct memory *m, const struct hashes *h, int is_long)
+{
+    return m->index + ((int64_t)is_long << m->index_bits) + (h->text[is_long] >> (32 - m->index_bits));
+}
 /* Count `symbol` after a context, and append it to the text. */
 static void insert(struct memory *m, const struct hashes *h, uint64_t position, int symbol)
 {
     const uint32_t at = (uint32_t)m->counters[TEXT_USED];
-    if (position >= SHORT_MATCH) m->index[h->text[0] >> (32 - m->index_bits)] = at;
-    if (position >= LONG_INDEX) m->index[(1LL << m->index_bits) + (h->text[1] >> (32 - m->index_bits))] = at;
+    if (position >= SHORT_MATCH) *text_end(m, h, 0) = at;
+    if (position >= LONG_INDEX) *text_end(m, h, 1) = at;
     m->text[at & ((1LL << m->text_bits) - 1)] = (uint8_t)symbol;
     m->counters[TEXT_USED] = at == UINT32_MAX ? 1LL << m->text_bits : (int64_t)at + 1;
     for (int c = 0; c <= ABOVE; c++) count(add_slot(bucket_of(m, c, h->context[c]), h->context[c]), symbol);
@@ -230,7 +235,7 @@ static void find_long_match(const struct memory *m, struct stream *s, struct fou
     for (int k = 1; k >= 0; k--) {
         const uint32_t least = k ? LONG_INDEX : SHORT_MATCH;
         if (s->long_length >= LONG_ENOUGH || now < least) continue;
-        const uint64_t at = m->index[((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))];
+        const uint64_t at = *text_end(m, &f->hashes, k);
         if (!in_text(m, at)) continue;
         const uint32_t length = equal_before(m->text, text_mask, at, ring_of(m, s), mask, now, now < at ? now : at);
         if (length > s->long_length && length >= least - 2) { s->long_length = length; s->long_match = at; }
@@ -238,14 +243,14 @@ static void find_long_match(const struct memory *m, struct stream *s, struct fou
     f->long_symbol = s->long_length ? m->text[s->long_match & text_mask] : -1;
     f->long_length = limited_length(s->long_length);
 }
-/* Hashes at the position, and what `find` reads from the long-term memory. */
+/* Hashes at the position, and what `find_fetched` reads from the long-term memory. */
 static void fetch(const struct memory *m, struct stream *s, struct found *f)
 {
     find_hashes(&s->history, ring_of(m, s), ring_size(m) - 1, &f->hashes);
     for (int c = 0; c < LONG_CONTEXTS; c++) __builtin_prefetch(bucket_of(m, c, f->hashes.context[c]));
-    for (int k = 0; k < 2; k++) __builtin_prefetch(m->index + (((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))));
+    for (int k = 0; k < 2; k++) __builtin_prefetch(text_end(m, &f->hashes, k));
 }
-static void find(const struct memory *m, struct stream *s, struct found *f)
+static void find_fetched(const struct memory *m, struct stream *s, struct found *f)
 {
     for (int k = RECENT_1; k < LONG_MATCH; k++) f->slots[k] = 0;
     f->recent_order = f->match_length = 0;
@@ -257,6 +262,11 @@ static void find(const struct memory *m, struct stream *s, struct found *f)
         f->slots[c] = find_slot(bucket_of(m, c, f->hashes.context[c]), f->hashes.context[c]);
         if (f->slots[c] && c < ORDERS) f->order = c + 1;
     }
+}
+static void find(const struct memory *m, struct stream *s, struct found *f)
+{
+    fetch(m, s, f);
+    find_fetched(m, s, f);
 }
 #ifdef LARGE
 /* Which of some contexts have counts. */

@@ -10,6 +10,16 @@ INLINE TARGET void NAME(use_cell)(const struct memory *m, struct path *path, int
     path->x[depth][2 * source] = stretched[p >> 4] * (1.0f / 256);
     path->x[depth][2 * source + 1] = (float)(p - 32768) * (1.0f / 32768);
 }
+/* The same from the counts of zeros and ones below the node, or from the bit that a match predicts. */
+INLINE TARGET void NAME(use_counts)(const struct memory *m, struct path *path, int depth, int source, int recent, int zeros, int ones)
+{
+    NAME(use_cell)(m, path, depth, source, cell_at(source, recent, depth, level_of[zeros > 1023 ? 1023 : zeros], level_of[ones > 1023 ? 1023 : ones]));
+}
+INLINE TARGET void NAME(use_match)(const struct memory *m, struct path *path, int depth, int source, const struct found *f, int bit)
+{
+    const int v = match_level(source == MATCH ? f->match_length : f->long_length);
+    NAME(use_cell)(m, path, depth, source, cell_at(source, v / LEVELS, depth, v % LEVELS, bit));
+}
 /* Cells and inputs of the nodes on the way to `byte`, from the one at depth `from` on. */
 static TARGET void NAME(find_cells)(const struct memory *m, const struct found *f, int byte, int from, struct path *path)
 {
@@ -29,14 +39,14 @@ static TARGET void NAME(find_cells)(const struct memory *m, const struct found *
             same += differ;
             if (!same) continue;
             const int recent = leaves > depth ? 1 + bit : leaves == depth ? 2 - bit : 0;
-            NAME(use_cell)(m, path, depth, s, cell_at(s, recent, depth, level_of[zeros > 1023 ? 1023 : zeros], level_of[ones > 1023 ? 1023 : ones]));
+            NAME(use_counts)(m, path, depth, s, recent, zeros, ones);
         }
     }
     for (int s = LONG_MATCH; s <= MATCH; s++) {
-        const int symbol = s == MATCH ? f->match_symbol : f->long_symbol, v = match_level(s == MATCH ? f->match_length : f->long_length);
+        const int symbol = s == MATCH ? f->match_symbol : f->long_symbol;
         if (symbol < 0) continue;
         for (int depth = from; depth <= parting(symbol, byte) && depth < 8; depth++)
-            NAME(use_cell)(m, path, depth, s, cell_at(s, v / LEVELS, depth, v % LEVELS, symbol >> (7 - depth) & 1));
+            NAME(use_match)(m, path, depth, s, f, symbol >> (7 - depth) & 1);
     }
 }
 

@@ -46,7 +46,7 @@ static TARGET void NAME(end_document)(struct memory *m, struct stream *s, const 
 {
     const int target = s->target < 256 ? s->target : -1;
     if (s->pending && target >= 0) {
-        if (!path->valid || path->byte != target) { fetch(m, s, f); find(m, s, f); NAME(predict_path)(m, s, f, target, path); }
+        if (!path->valid || path->byte != target) { find(m, s, f); NAME(predict_path)(m, s, f, target, path); }
         NAME(update_path)(m, s, r, path);
     }
     if (b->pending) {
@@ -101,7 +101,7 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
             is_found = 0;
         }
         const int byte = b->bytes[i];
-        if (!is_found) { fetch(m, s, &found); find(m, s, &found); }
+        if (!is_found) find(m, s, &found);
         const int is_sampled = b->flags[i] & SAMPLED_STEP; /* nothing is learned from it */
         const int learns = s->pending && !is_sampled;
         if (learns && (!path.valid || path.byte != byte)) NAME(predict_path)(m, s, &found, byte, &path);
@@ -118,7 +118,7 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
         const int label = b->targets ? b->targets[i] : -1, target = label < 256 ? label : -1;
         NAME(read_network)(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target,
             t == last || target != b->bytes[next] || (b->logits && t >= b->first));
-        find(m, s, &found);
+        find_fetched(m, s, &found);
         is_found = 1;
         path.valid = 0;
         s->pending = 1;
