@@ -35,13 +35,16 @@ def coalesced(gradient: torch.Tensor) -> torch.Tensor:
     if not len(indices):
         return gradient.coalesce()
     if bool((indices[1:] > indices[:-1]).all()):  # autograd stores a gradient without the mark that it is coalesced
-        return torch.sparse_coo_tensor(
-            indices[None], values, gradient.shape, is_coalesced=True, check_invariants=False
-        )
+        return _of_rows(indices, values, gradient.shape)
     rows, numbers = torch.unique(indices, return_inverse=True)
     order, counts = torch.argsort(numbers, stable=True), torch.bincount(numbers, minlength=len(rows))
     sums = nn.functional.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
-    return torch.sparse_coo_tensor(rows[None], sums, gradient.shape, is_coalesced=True, check_invariants=False)
+    return _of_rows(rows, sums, gradient.shape)
+
+
+def _of_rows(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A sparse gradient with the values (n, width) of ascending rows (n,)."""
+    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
 
 
 def sum_of_gradients(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -52,10 +55,7 @@ def sum_of_gradients(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     if all(gradient.is_sparse and gradient.sparse_dim() == 1 for gradient in gradients):
         parts = [(gradient.indices()[0], gradient.values()) for gradient in gradients]
         if (kernels := training_kernels(*(values for _, values in parts))) is not None:
-            rows, values = kernels.add_rows(parts)
-            return torch.sparse_coo_tensor(
-                rows[None], values, gradients[0].shape, is_coalesced=True, check_invariants=False
-            )
+            return _of_rows(*kernels.add_rows(parts), gradients[0].shape)
     return reduce(torch.add, gradients)
 
 
