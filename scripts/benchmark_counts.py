@@ -1,14 +1,16 @@
 #!/usr/bin/env python
 """Time that a count memory adds to its network: in blocks, in single steps, and alone.
 
-The memory has counted --count_bytes of the corpus, so that its tables lie where a trained one's do. Networks
-have random weights. The variants take turns, the best round of each counts, in CPU time of one thread.
+The memory has counted --count_bytes of the corpus, so that its tables lie where a trained one's do. Networks have
+random weights and the memory of contexts of the default recipe. The variants take turns, the best round of each
+counts, in CPU time of one thread.
 
     python scripts/benchmark_counts.py
     python scripts/benchmark_counts.py --models memora-s0 --count_bytes 22e6
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import benchmarking as bench
 import torch
@@ -16,15 +18,11 @@ from transformers import PreTrainedModel
 
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
+from hf_recurrent.cli.pretrain import build_model
+from hf_recurrent.cli.pretrain_arguments import parse_arguments
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.modeling.contexts.count_memory import CountMemory
 
-RECIPE = {
-    "ngram_orders": [2, 3, 4, 5, 6],
-    "ngram_rows": 65536,
-    "count_memory_slots": 524288,
-    "count_memory_text": 16777216,
-}
 BLOCK, BLOCKS, STEPS = 1024, 4, 400
 
 
@@ -70,9 +68,10 @@ def main() -> None:
     train, held_out = load_training_sources(DataArguments(options.corpus), ByteTokenizer())
     document = next(document for document in held_out if len(document) > BLOCK * BLOCKS)
     tokens = torch.tensor(document, dtype=torch.int64)[None]
+    recipe = parse_arguments(["--output_dir", "unused", "--use_cpu"]).model
     lines, filled = [], None
     for name in options.models:
-        model = bench.build_model(name, **RECIPE).eval()
+        model = build_model(replace(recipe, model=name))[0].eval()
         if filled is None:
             filled = model.count_memory
             fill(filled, train, options.count_bytes)

@@ -74,7 +74,9 @@ def build_step(name: str) -> tuple[Callable[[], None], Callable[[], None]]:
     if name == "default":
         arguments = parse_arguments(["--output_dir", str(Path("unused")), "--use_cpu"])
         arguments.model.config_overrides.append("count_memory_slots=0")
-        return trained(build_model(arguments.model)[0], 16, 128, micro_batches=4)
+        run = arguments.training
+        shape = run.per_device_train_batch_size, run.block_size, run.gradient_accumulation_steps
+        return trained(build_model(arguments.model)[0], *shape)
     if name == "rtrl":
         sizes = {"hidden_size": 256, "state_size": 384, "intermediate_size": 768, "num_hidden_layers": 4}
         model = bench.build_model("memora-s0", **sizes)

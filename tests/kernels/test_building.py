@@ -11,14 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-try:
-    from hf_recurrent.kernels import linear_scan_cpu as kernels
-except ImportError as error:
-    kernels, missing = None, str(error)
-else:
-    missing = ""
-needs_kernel = pytest.mark.skipif(kernels is None, reason=f"no compiled kernel here: {missing}")
+from test_linear_scan_cpu import kernels, needs_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_KERNEL = """
