@@ -22,26 +22,19 @@ static TARGET void NAME(sort_counts)(const struct found *f, struct sorted_counts
 /* Cells and inputs of a node from the symbols below it; `use_cell` writes them at `depth` of the path. */
 static TARGET void NAME(find_node_cells)(const struct memory *m, const struct found *f, const struct counted *below, int n, int depth, struct path *path)
 {
-    uint8_t used[SOURCES], is_used[SOURCES] = {0}, newest[SOURCES];
-    uint16_t counts[SOURCES][2];
-    int sources = 0;
+    uint8_t is_used[SOURCES] = {0}, newest[SOURCES] = {0};
+    int counts[SOURCES][2] = {{0}};
     memset(path->x[depth], 0, sizeof path->x[depth]);
     for (int i = 0; i < n; i++) {
         const int s = below[i].source, bit = below[i].symbol >> (7 - depth) & 1;
-        if (!is_used[s]) {
-            is_used[s] = 1;
-            used[sources++] = (uint8_t)s;
-            counts[s][0] = counts[s][1] = newest[s] = 0;
-        }
-        counts[s][bit] = (uint16_t)(counts[s][bit] + below[i].count);
+        is_used[s] = 1;
+        counts[s][bit] += below[i].count;
         if (below[i].newest) newest[s] = (uint8_t)(1 + bit);
         if (s >= LONG_MATCH) newest[s] = (uint8_t)bit;
     }
-    for (int i = 0; i < sources; i++) {
-        const int s = used[i];
-        if (s >= LONG_MATCH) NAME(use_match)(m, path, depth, s, f, newest[s]);
-        else NAME(use_counts)(m, path, depth, s, newest[s], counts[s][0], counts[s][1]);
-    }
+    for (int s = 0; s < SOURCES; s++)
+        if (is_used[s] && s >= LONG_MATCH) NAME(use_match)(m, path, depth, s, f, newest[s]);
+        else if (is_used[s]) NAME(use_counts)(m, path, depth, s, newest[s], counts[s][0], counts[s][1]);
 }
 /* Probabilities of a one at LANES nodes of a depth without counts, which no match passes. */
 static TARGET void NAME(predict_empty)(const struct memory *m, struct stream *s, const struct found *f, const int *trees, int depth, int *refined)

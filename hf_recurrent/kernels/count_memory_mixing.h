@@ -111,7 +111,7 @@ INLINE TARGET uint16_t *NAME(knots_of)(const struct memory *m, int table, uint32
     return m->refinement + (((int64_t)table << REFINEMENT_BITS) + (hash >> (32 - REFINEMENT_BITS))) * KNOTS;
 }
 /* The rows of a node that has counts or is on a way to a byte; they are fetched from memory while others are computed. */
-INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, struct node *node)
+static TARGET void NAME(select_rows)(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, struct node *node)
 {
     uint32_t refined[REFINEMENTS];
     NAME(find_rows)(s, f, tree, depth, 1, node->row, node->final_row, refined);
@@ -137,7 +137,7 @@ INLINE TARGET void NAME(refine)(float logit, struct node *node)
 }
 INLINE TARGET float NAME(network_p)(float logit) { return (float)(squashed[LOGITS + squash_index(logit)] - 32768) * (1.0f / 32768); }
 /* Probability of a one at a node with selected rows; `x` has the inputs of the sources. updates: `update_node` follows. */
-INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, int tree, int updates, struct node *node, float *x)
+static TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, int tree, int updates, struct node *node, float *x)
 {
     const int has_network = s->network[0] > 0;
     const float network = has_network ? clipped(s->network[tree], -11.9f, 11.9f) : 0;
