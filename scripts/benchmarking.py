@@ -19,6 +19,7 @@ from hf_recurrent.modeling.block.training_kernels import training_kernels
 
 # Order of the lines in tables: our models, then the stock models of the same row.
 FAMILIES = ("memora", "hawk", "llama", "mamba2")
+HGRN = "hgrn"  # the gated recurrent model of flash-linear-attention, whose kernels need a GPU
 CPU = torch.device("cpu")
 # Options of several scripts → help; those without help are for tests.
 OPTIONS = {
@@ -71,7 +72,7 @@ def shape_of(form: str) -> Callable[[str], tuple[int, ...]]:
 def family_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
     """As [`option_parser`], with options for families of models, threads and device too."""
     parser = option_parser(description, **defaults, threads=1, device=CPU)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=(*FAMILIES, HGRN), default=list(FAMILIES))
     return parser
 
 
@@ -86,9 +87,25 @@ def parse_and_set_up(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def build_model(preset: str, device: torch.device = CPU, **fields: Any) -> PreTrainedModel:
     """A new model of a preset, such as memora-s0, also with another unit or backbone, such as memora-s0+gru."""
     preset, _, option = preset.partition("+")
+    if preset.startswith(HGRN):
+        return build_hgrn(preset.replace(HGRN, "memora")).to(device)
     if option:
         fields["backbone" if preset.startswith("smt") else "recurrent_unit"] = option
     return AutoModelForCausalLM.from_config(config_from_preset(preset, **fields)).to(device)
+
+
+def build_hgrn(preset: str) -> PreTrainedModel:
+    """HGRN of flash-linear-attention (`pip install flash-linear-attention`), as wide, deep and large as a preset."""
+    from fla.models import HGRNConfig, HGRNForCausalLM
+
+    config = config_from_preset(preset)
+    with torch.device("meta"):
+        wanted = AutoModelForCausalLM.from_config(config).num_parameters()
+    width, layers = config.hidden_size, config.num_hidden_layers
+    maps = (wanted - 2 * config.vocab_size * width) // layers - 4 * width**2
+    intermediate = round(maps / (3 * width))  # three maps, a norm's weights aside
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": intermediate}
+    return HGRNForCausalLM(HGRNConfig(vocab_size=config.vocab_size, **sizes))
 
 
 def elapsed(device: torch.device) -> float:

@@ -3,24 +3,25 @@
 import torch
 from torch import nn
 
-from .training_kernels import training_kernels, training_module
+from .training_kernels import layer_kernels
 
 
 def gated_gelu(gate: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """GeLU(gate) ∘ value, element by element, of one shape and type."""
-    if gate.shape == value.shape and training_kernels(gate, value) is not None:
-        return _GatedGelu.apply(gate, value)
+    if gate.shape == value.shape and (kernels := layer_kernels(gate, value)) is not None:
+        return _GatedGelu.apply(kernels, gate, value)
     return nn.functional.gelu(gate) * value
 
 
 class _GatedGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, value):
+    def forward(ctx, kernels, gate, value):
+        ctx.kernels = kernels
         ctx.save_for_backward(gate, value)
-        return training_module().gated_gelu(gate, value)
+        return kernels.gated_gelu(gate, value)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         gate, value = ctx.saved_tensors
-        return training_module().gated_gelu_backward(gate, value, grad)
+        return None, *ctx.kernels.gated_gelu_backward(gate, value, grad)

@@ -1,6 +1,6 @@
 """LN( GeLU(LN(gate)) ∘ LN(value) ), the heart of Memora's two blocks (Memora, section 4.2), LN without parameters.
 
-A compiled kernel takes each row once, and keeps six numbers of it. Without one, autograd would keep five tensors of
+A kernel takes each row once, and keeps six numbers of it. Without one, autograd would keep five tensors of
 the inputs' size: where these are large, the backward pass recomputes them, on a CPU in tiles that stay in the cache.
 """
 
@@ -10,7 +10,7 @@ from torch import nn
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
-from .training_kernels import training_kernels, training_module
+from .training_kernels import layer_kernels
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
@@ -26,8 +26,8 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
     Returns:
         (…, width). Where it is large its gradients cannot be differentiated again.
     """
-    if training_kernels(gate, value) is not None:
-        return _FusedGatedNorm.apply(gate, value, eps)
+    if (kernels := layer_kernels(gate, value)) is not None:
+        return _FusedGatedNorm.apply(kernels, gate, value, eps)
     if should_recompute(gate):
         return _GatedNorm.apply(gate, value, eps)
     dtype = state_dtype(gate.dtype)
@@ -37,9 +37,9 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
 
 class _FusedGatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, value, eps):
-        output, moments = training_module().gated_norm(gate, value, eps)
-        ctx.eps = eps
+    def forward(ctx, kernels, gate, value, eps):
+        output, moments = kernels.gated_norm(gate, value, eps)
+        ctx.kernels, ctx.eps = kernels, eps
         ctx.save_for_backward(gate, value, moments)
         return output
 
@@ -47,7 +47,7 @@ class _FusedGatedNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_output):
         gate, value, moments = ctx.saved_tensors
-        return *training_module().gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
+        return None, *ctx.kernels.gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
 
 
 class _GatedNorm(torch.autograd.Function):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .training_kernels import layer_kernels
+
 
 def layer_norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
     """LayerNorm over the last dimension, without learnable parameters."""
@@ -72,12 +74,32 @@ def temporal_convolution(
     """y_t = Σ_k w_k ∘ x_{t-k} with weights (K, S); see [`TemporalConvolution`]."""
     kernel_size = weight.shape[0]
     history = kernel_size - 1
-    padded = torch.cat([taps.to(inputs.dtype), inputs], dim=1)
+    dtype, taps = taps.dtype, taps.to(inputs.dtype)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
+    if inputs.is_cuda and history and (kernels := layer_kernels(inputs, taps, weight)) is not None:
+        output = _FusedConvolution.apply(kernels, inputs, taps, weight, reset_mask)
+        recent = torch.cat([taps, inputs[:, -history:] if lengths is None else inputs], dim=1)
+        if episode is not None and lengths is None:
+            episode = episode[:, -recent.shape[1] :]
+        return output, last_inputs(recent, history, lengths, episode).to(dtype)
+    padded = torch.cat([taps, inputs], dim=1)
     output = inputs * weight[0].to(inputs.dtype)
     for lag in range(1, kernel_size):
         output = output + delayed(padded, history, lag, episode) * weight[lag].to(inputs.dtype)
-    return output, last_inputs(padded, history, lengths, episode).to(taps.dtype)
+    return output, last_inputs(padded, history, lengths, episode).to(dtype)
+
+
+class _FusedConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kernels, inputs, taps, weight, reset_mask):
+        ctx.kernels = kernels
+        ctx.save_for_backward(inputs, taps, weight, reset_mask)
+        return kernels.temporal_convolution(inputs, taps, weight, reset_mask)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return None, *ctx.kernels.temporal_convolution_backward(*ctx.saved_tensors, grad), None
 
 
 def episode_numbers(reset_mask: torch.Tensor, history: int) -> torch.Tensor:

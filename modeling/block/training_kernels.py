@@ -1,4 +1,4 @@
-"""Compiled kernels of the `hf_recurrent` package for the parts of a layer, where they can replace plain torch."""
+"""Kernels of the `hf_recurrent` package for the parts of a layer, where they can replace plain torch."""
 
 import importlib
 from functools import cache
@@ -10,29 +10,52 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
 SMALLEST_FUSED = 1 << 13
+_MODULES = {"cpu": "training_cpu", "cuda": "training_triton"}
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 @cache
-def training_module() -> ModuleType | None:
+def _module(device_type: str) -> ModuleType | None:
     """The kernels' module; None where it is not installed or was not compiled."""
     try:
-        return importlib.import_module("hf_recurrent.kernels.training_cpu")
-    except ImportError:  # a checkpoint's own code without the package, or a package without a C compiler
+        return importlib.import_module(f"hf_recurrent.kernels.{_MODULES[device_type]}")
+    except ImportError:  # a checkpoint's own code without the package, or without a C compiler or Triton
         return None
 
 
+def training_module() -> ModuleType | None:
+    """The kernels for a CPU; None where they are not installed or were not compiled."""
+    return _module("cpu")
+
+
+def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+    """The kernels of a layer's norms and gates, on a CPU or a GPU, as [`training_kernels`].
+
+    On a GPU tensors may have different floating types, and the first may be small where no gradient is wanted.
+    """
+    first = tensors[0]
+    if first.device.type != "cuda":
+        return training_kernels(*tensors)
+    if _needs_plain_torch() or torch._C._len_torch_dispatch_stack():
+        return None
+    if (torch.is_grad_enabled() and first.numel() < SMALLEST_FUSED) or first.numel() == 0:
+        return None
+    if (kernels := _module("cuda")) is None or not kernels.supports_width(first.shape[-1]):
+        return None
+    there = [tensor for tensor in tensors if tensor is not None]
+    alike = all(type(t) in _PLAIN_TENSORS and t.device == first.device and kernels.supports(t.dtype) for t in there)
+    return kernels if alike else None
+
+
 def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
-    """The kernels, if they can compute with these tensors; else None, and plain torch has to.
+    """The kernels for a CPU, if they can compute with these tensors; else None, and plain torch has to.
 
     They need tensors on the CPU, of one type, float32 or float64, of which the first is large. They are invisible to
     compilers, recordings and torch.func, which therefore get plain torch. Where kernels are simulated, to count their
     memory, tensors may be fake.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return None
     first = tensors[0]
-    if first.device.type != "cpu" or first.numel() < SMALLEST_FUSED:
+    if _needs_plain_torch() or first.device.type != "cpu" or first.numel() < SMALLEST_FUSED:
         return None
     if (kernels := training_module()) is None or not kernels.supports(first.dtype):
         return None
@@ -43,6 +66,10 @@ def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
         types = (*types, FakeTensor)
     alike = all(t is None or (type(t) in types and t.is_cpu and t.dtype is first.dtype) for t in tensors)
     return kernels if alike else None
+
+
+def _needs_plain_torch() -> bool:
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def is_plain_layer(module: nn.Module, *types: type[nn.Module]) -> bool:

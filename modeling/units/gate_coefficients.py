@@ -1,6 +1,6 @@
 """Decay and scaled input of a gated linear recurrent unit, without the many passes over memory in between.
 
-A compiled kernel takes one pass forward and one backward. Without one, autograd would keep eight tensors of the size
+A kernel takes one pass forward and one backward. Without one, autograd would keep eight tensors of the size
 of all steps' states: where these are large, a hand-written backward pass recomputes them from the projections, on a
 CPU in tiles that stay in the cache.
 """
@@ -8,7 +8,7 @@ CPU in tiles that stay in the cache.
 import torch
 
 from ..block.recurrent_state import state_dtype
-from ..block.training_kernels import training_kernels, training_module
+from ..block.training_kernels import layer_kernels
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
@@ -25,8 +25,8 @@ def gate_coefficients(
     Returns:
         Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
-    if rate.dim() == 1 and training_kernels(recurrence_gate, rate, input_gate, inputs) is not None:
-        return _FusedGateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+    if rate.dim() == 1 and (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) is not None:
+        return _FusedGateCoefficients.apply(kernels, recurrence_gate, rate, input_gate, inputs)
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
     dtype = state_dtype(recurrence_gate.dtype)
@@ -36,14 +36,15 @@ def gate_coefficients(
 
 class _FusedGateCoefficients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(ctx, kernels, *inputs):
+        ctx.kernels = kernels
         ctx.save_for_backward(*inputs)
-        return training_module().gate_coefficients(*inputs)
+        return kernels.gate_coefficients(*inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        return training_module().gate_coefficients_backward(*ctx.saved_tensors, *grads)
+        return None, *ctx.kernels.gate_coefficients_backward(*ctx.saved_tensors, *grads)
 
 
 class _GateCoefficients(torch.autograd.Function):
