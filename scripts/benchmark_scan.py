@@ -5,7 +5,8 @@ The bound is eight numbers per element (forward reads a and b and writes h, back
 writes da and db), divided by the bandwidth of a large copy by the same threads, measured before each shape. It is not
 strict: a copy also reads the cache lines that it overwrites, and tensors that fit into a cache are not read from
 memory. `resets` is the time with a reset in one of 50 steps over the time without. One CPU thread is measured in CPU
-time. Peers are in `scan_peers.py`; a package that is missing is skipped with its name.
+time; on a GPU, `kernels ms` is the time of its kernels alone, without the calls that start them. Peers are in
+`scan_peers.py`; a package that is missing is skipped with its name.
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
@@ -23,6 +24,7 @@ import benchmarking as bench
 import torch
 from scan_peers import PEERS
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan
 
@@ -35,7 +37,18 @@ GPU_SHAPES = [
     for shape in itertools.product((1, 8, 64), (128, 2048, 65_536), (192, 768, 2560))
     if math.prod(shape) <= 1 << 31  # more would leave no room for a peer's float32 gradients
 ]
-COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "best/bound", "median/bound", "resets"]
+COLUMNS = [
+    "threads",
+    "BxTxS",
+    "backend",
+    "best ms",
+    "median ms",
+    "bound ms",
+    "best/bound",
+    "median/bound",
+    "resets",
+    "kernels ms",
+]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -58,6 +71,16 @@ def seconds_of(function: Callable[[], object], repetitions: int, device: torch.d
     """Best and median of `repetitions` runs, after one warm-up run."""
     times = bench.seconds_in_turns({"": function}, repetitions, device)[""]
     return min(times), statistics.median(times)
+
+
+def kernel_milliseconds(function: Callable[[], object], device: torch.device) -> str:
+    """Milliseconds of the GPU's kernels in one run; "-" on a CPU."""
+    if device.type != "cuda":
+        return "-"
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        function()
+        torch.cuda.synchronize(device)
+    return f"{sum(event.self_device_time_total for event in found.key_averages()) / 1e3:.2f}"
 
 
 def copy_seconds(moved: int, device: torch.device, repetitions: int) -> tuple[float, float]:
@@ -94,7 +117,8 @@ def time_shape(
         if backend not in PEERS:
             reset_seconds = seconds_of(lambda run=forward_backward: run(mask), repetitions, device)[0]
             with_resets = f"{reset_seconds / times[0]:.2f}"
-        yield [str(torch.get_num_threads()), "x".join(map(str, shape)), backend, *numbers, with_resets]
+        kernels = kernel_milliseconds(forward_backward, device)
+        yield [str(torch.get_num_threads()), "x".join(map(str, shape)), backend, *numbers, with_resets, kernels]
 
 
 def check(name: str, scan: Callable[..., Tensor], device: torch.device) -> None:

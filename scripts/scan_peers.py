@@ -51,7 +51,7 @@ def _associative_scan() -> Callable[..., Tensor]:
 
 def _state_in_input(a: Tensor, b: Tensor, state: Tensor) -> Tensor:
     """Fold the initial state into the first step of b, for scans that begin from zero."""
-    return torch.cat((b[:, :1] + a[:, :1] * state.unsqueeze(1), b[:, 1:]), dim=1)
+    return torch.cat(((b[:, :1] + a[:, :1] * state.unsqueeze(1)).to(b.dtype), b[:, 1:]), dim=1)
 
 
 def _mambapy() -> Callable[..., Tensor]:

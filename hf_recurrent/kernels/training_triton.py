@@ -20,6 +20,7 @@ from .linear_scan_triton import _device_of
 _WIDEST = 1 << 14  # elements of a row that the registers of one program hold
 _TILE = 2048  # elements of a program that is not a single wider row
 _CHANNELS = 128  # of a program of coefficients
+_STEPS, _STRIP = 64, 64  # steps and channels of a program of the convolution
 _PROGRAMS = 1056  # eight for each multiprocessor of a large GPU: of kernels that also sum over rows
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -431,46 +432,38 @@ def _convolution(
 @triton.jit
 def _convolution_backward(
     x, taps, weight, resets, grad, grad_x, grad_taps, grad_weight, T, S,
-    K: tl.constexpr, LAGS: tl.constexpr, HAS_RESETS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
+    K: tl.constexpr, HAS_RESETS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the steps from K - 1 before the block on."""
+    """Gradients of some steps, from K - 1 before the block on, and their part of the weight's."""
     channel, stream = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2).to(tl.int64)
-    is_channel, lags = channel < S, tl.arange(0, LAGS)
-    of_weight = tl.zeros((LAGS, BLOCK), DTYPE)
-    for first in range(tl.program_id(0) * ROWS, T + K - 1, tl.num_programs(0) * ROWS):
-        source = first + tl.arange(0, ROWS) - (K - 1)
-        in_block, exists = source >= 0, source < T
-        inside = exists[:, None] & is_channel[None, :]
-        at = (stream * T + source)[:, None] * S + channel[None, :]
-        before = (stream * (K - 1) + source + K - 1)[:, None] * S + channel[None, :]
-        read = _load(x, at, inside & in_block[:, None], DTYPE) + _load(
-            taps, before, inside & ~in_block[:, None], DTYPE
-        )
-        total = tl.zeros((ROWS, BLOCK), DTYPE)
-        for lag in tl.static_range(K):
-            step = source + lag
-            exists &= step < T
-            if lag > 0:
-                exists = _is_one_episode(resets, stream, step, T, exists, HAS_RESETS)
-            of_step = exists & (step >= 0)
-            at_step = (stream * T + step)[:, None] * S + channel[None, :]
-            dy = _load(grad, at_step, of_step[:, None] & is_channel[None, :], DTYPE)
-            total += dy * _load(weight, lag * S + channel, is_channel, DTYPE)[None, :]
-            of_weight += tl.where(lags[:, None] == lag, tl.sum(dy * read, 0)[None, :], 0.0)
-        _store(grad_x, at, total, inside & in_block[:, None])
-        _store(grad_taps, before, total, inside & ~in_block[:, None])
+    source, is_channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS) - (K - 1), channel < S
+    in_block, exists = source >= 0, source < T
+    inside = exists[:, None] & is_channel[None, :]
+    at = (stream * T + source)[:, None] * S + channel[None, :]
+    before = (stream * (K - 1) + source + K - 1)[:, None] * S + channel[None, :]
+    read = _load(x, at, inside & in_block[:, None], DTYPE) + _load(taps, before, inside & ~in_block[:, None], DTYPE)
+    total = tl.zeros((ROWS, BLOCK), DTYPE)
     part = (stream * tl.num_programs(0) + tl.program_id(0)) * K
-    at = (part + lags)[:, None] * S + channel[None, :]
-    _store(grad_weight, at, of_weight, (lags < K)[:, None] & is_channel[None, :])
+    for lag in tl.static_range(K):
+        step = source + lag
+        exists &= step < T
+        if lag > 0:
+            exists = _is_one_episode(resets, stream, step, T, exists, HAS_RESETS)
+        of_step = exists & (step >= 0)
+        at_step = (stream * T + step)[:, None] * S + channel[None, :]
+        dy = _load(grad, at_step, of_step[:, None] & is_channel[None, :], DTYPE)
+        total += dy * _load(weight, lag * S + channel, is_channel, DTYPE)[None, :]
+        _store(grad_weight, (part + lag) * S + channel, tl.sum(dy * read, 0), is_channel)
+    _store(grad_x, at, total, inside & in_block[:, None])
+    _store(grad_taps, before, total, inside & ~in_block[:, None])
 
 
 def _convolution_given(
     inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None
 ) -> tuple[list[Tensor], dict]:
     resets = inputs if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
-    constants = _coefficient_constants(_compute_type(inputs))
-    constants |= {"K": weight.shape[0], "HAS_RESETS": reset_mask is not None}
+    constants = {"K": weight.shape[0], "HAS_RESETS": reset_mask is not None, "ROWS": _STEPS, "BLOCK": _STRIP}
+    constants |= {"DTYPE": _TRITON_TYPES[_compute_type(inputs)], "num_warps": 8}
     return [inputs.contiguous(), taps.contiguous(), weight.contiguous(), resets], constants
 
 
@@ -480,7 +473,7 @@ def temporal_convolution(inputs: Tensor, taps: Tensor, weight: Tensor, reset_mas
     given, constants = _convolution_given(inputs, taps, weight, reset_mask)
     output = _like(inputs)
     with _device_of(inputs):
-        grid = triton.cdiv(steps, constants["ROWS"]), triton.cdiv(width, _CHANNELS), batch
+        grid = triton.cdiv(steps, _STEPS), triton.cdiv(width, _STRIP), batch
         _convolution[grid](*given, output, steps, width, **constants)
     return output
 
@@ -491,13 +484,11 @@ def temporal_convolution_backward(
     """Gradients of inputs, taps and weight."""
     batch, steps, width = inputs.shape
     given, constants = _convolution_given(inputs, taps, weight, reset_mask)
-    taken, strips = steps + weight.shape[0] - 1, triton.cdiv(width, _CHANNELS)
-    programs = min(triton.cdiv(taken, constants["ROWS"]), triton.cdiv(_PROGRAMS, strips * batch))
+    programs = triton.cdiv(steps + weight.shape[0] - 1, _STEPS)
     grads = _like(inputs), _like(taps)
     of_weight = torch.empty(batch * programs, *weight.shape, dtype=_compute_type(inputs), device=inputs.device)
     with _device_of(inputs):
-        _convolution_backward[programs, strips, batch](
-            *given, grad.contiguous(), *grads, of_weight, steps, width,
-            LAGS=triton.next_power_of_2(weight.shape[0]), **constants,
-        )  # fmt: skip
+        _convolution_backward[programs, triton.cdiv(width, _STRIP), batch](
+            *given, grad.contiguous(), *grads, of_weight, steps, width, **constants
+        )
     return *grads, of_weight.sum(0).to(weight.dtype)

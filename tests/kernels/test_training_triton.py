@@ -161,7 +161,7 @@ def test_kernels_compile_for_a_gpu(narrow):
     from hf_recurrent.kernels import training_triton as kernels
 
     wide = "fp64" if narrow == "fp64" else "fp32"
-    constants = {"HAS_WEIGHT": True, "HAS_RESETS": True, "ROWS": 2, "BLOCK": 64, "TILE": 128, "K": 4, "LAGS": 4}
+    constants = {"HAS_WEIGHT": True, "HAS_RESETS": True, "ROWS": 2, "BLOCK": 64, "TILE": 128, "K": 4}
     constants["DTYPE"] = kernels.tl.float64 if narrow == "fp64" else kernels.tl.float32
     for name in KERNELS:
         kernel = getattr(kernels, name)
@@ -185,5 +185,4 @@ def test_kernels_compile_for_a_gpu(narrow):
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     result = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-4000:]
-    assert "passed" in result.stdout
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
