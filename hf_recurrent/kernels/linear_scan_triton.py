@@ -21,8 +21,10 @@ from torch import Tensor
 from .addresses import check_readable
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
-_BYTES_AT_ONCE = 2048  # of one tensor that a program requests before it computes
+# Channels of one program, one or two a thread of a warp, and bytes of one tensor that it requests before it computes:
+# where programs are many, and where they are few.
+_WIDE, _NARROW = (64, 2048), (32, 4096)
+_MOST_ROWS = 32  # that the registers of a program hold
 _ENOUGH_PROGRAMS = 1024  # several for each of the 100 to 150 multiprocessors of a large GPU
 _SHORTEST_CHUNK = 128  # whose rows take about as long as the launches of two more kernels
 _FEWEST_CHUNKS = 4  # two passes and the one between take longer than one where there are fewer
@@ -170,9 +172,15 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return None
 
 
+def _strip_and_bytes(batch: int, width: int) -> tuple[int, int]:
+    """Channels of a program, and bytes of one tensor that it requests at once."""
+    return _WIDE if batch * triton.cdiv(width, _WIDE[0]) >= _ENOUGH_PROGRAMS else _NARROW
+
+
 def chunk_length(batch: int, steps: int, width: int) -> int:
     """Steps of a chunk: all of them where streams and channels fill the GPU by themselves."""
-    wanted = triton.cdiv(_ENOUGH_PROGRAMS, batch * triton.cdiv(width, _STRIP))
+    strip, _ = _strip_and_bytes(batch, width)
+    wanted = triton.cdiv(_ENOUGH_PROGRAMS, batch * triton.cdiv(width, strip))
     # At least the square root, or the pass over the chunks would be longer than the chunks themselves.
     length = max(triton.cdiv(steps, wanted), _SHORTEST_CHUNK, round(steps**0.5))
     return length if steps >= _FEWEST_CHUNKS * length else steps
@@ -197,16 +205,17 @@ class _Launch:
         self.batch, self.steps, self.width = like.shape
         self.length = chunk_length(*like.shape) if chunk is None else min(chunk, self.steps)
         self.chunks = triton.cdiv(self.steps, self.length)
-        self.strips = triton.cdiv(self.width, _STRIP)
+        self.strip, self.bytes = _strip_and_bytes(self.batch, self.width)
+        self.strips = triton.cdiv(self.width, self.strip)
         self.sizes = self.steps, self.width, self.length, self.chunks
         self.resets = like
         if reset_mask is not None:
             self.resets = _ready("reset_mask", reset_mask, like, torch.bool).view(torch.uint8)
         self.options = {"HAS_RESETS": reset_mask is not None, **self._constants(like.dtype)}
 
-    @staticmethod
-    def _constants(dtype: torch.dtype) -> dict[str, int]:
-        return {"STRIP": _STRIP, "ROWS": _BYTES_AT_ONCE // (_STRIP * dtype.itemsize), "num_warps": 1}
+    def _constants(self, dtype: torch.dtype) -> dict[str, int]:
+        rows = min(self.bytes // (self.strip * dtype.itemsize), _MOST_ROWS)
+        return {"STRIP": self.strip, "ROWS": rows, "num_warps": 1}
 
     def programs(self, chunks: int) -> tuple[int]:
         """The grid for that many chunks of every strip of every stream."""
