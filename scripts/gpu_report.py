@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 _ENVIRONMENT = "import torch, transformers; print(torch.__version__, transformers.__version__, torch.cuda.is_available() and torch.cuda.get_device_properties(0))"  # noqa: E501
-_PEERS = "triton torch hgrn-recurrent hgrn-chunk accelerated-scan associative-scan"
+_PEERS = "triton hgrn-recurrent hgrn-chunk accelerated-scan"
 _TINY = "--rows selective-copying --streams 2 --rounds 1 --families memora"
 _TINY_SCAN = "--shape 2x8x16 --repetitions 1 --backends torch torch-loop"
 _TINY_TRAINING = f"{_TINY} --block_size 16 --matrix_size 64"
@@ -48,22 +48,32 @@ class Part(NamedTuple):
 
 
 _BF16 = "benchmark_training.py --bf16 --streams 32"
+_OURS = "--families memora hawk llama"
+_TESTS = "../tests/kernels ../tests/modeling/test_on_gpu.py ../tests/trainers ../tests/learning_rules"
 PARTS = {
     "environment": Part(4, f"-c {shlex.quote(_ENVIRONMENT)}"),
     "scan": Part(10, f"benchmark_scan.py --backends {_PEERS}", _TINY_SCAN),
     "scan-bfloat16": Part(10, f"benchmark_scan.py --dtype bfloat16 --backends {_PEERS}", _TINY_SCAN),
-    "training": Part(9, f"{_BF16} --rows s0 s4 --matrix_size 8192", _TINY_TRAINING),
-    "training-float32": Part(6, "benchmark_training.py --rows s0 s4 --streams 32 --matrix_size 8192", _TINY_TRAINING),
-    "training-compiled": Part(12, f"{_BF16} --families memora --compiled memora hawk llama --rows s0", _TINY_TRAINING),
-    "tests": Part(
-        14, "-m pytest -q -p no:cacheprovider ../tests/kernels/test_linear_scan_triton.py", "--collect-only"
+    "training": Part(7, f"{_BF16} {_OURS} --rows s0 s4 --matrix_size 8192", _TINY_TRAINING),
+    "training-float32": Part(
+        6, f"benchmark_training.py {_OURS} --rows s0 s4 --streams 32 --matrix_size 8192", _TINY_TRAINING
     ),
-    "generation": Part(7, "benchmark_generation.py --rows s0 s4", _TINY_GENERATION),
+    "tests": Part(12, f"-m pytest -v -n auto --dist loadfile -p no:cacheprovider {_TESTS}", "--collect-only -n 0"),
+    "generation": Part(7, f"benchmark_generation.py {_OURS} --rows s0 s4", _TINY_GENERATION),
     "generation-64": Part(
         5, "benchmark_generation.py --rows s0 s4 --streams 64 --families memora hawk", _TINY_GENERATION
     ),
     "rtrl": Part(6, "benchmark_rtrl.py --streams 1 64 1024", f"{_TINY_SIZES} --state_size 8 --streams 1"),
     "smt": Part(6, "benchmark_smt.py --sequences 64 --bf16 --matrix_size 8192", f"{_TINY_SIZES} {_TINY_SMT}"),
+    # Last, as their compilers and tuners take minutes.
+    "training-compiled": Part(
+        14, f"{_BF16} --matrix_size 8192 --families memora --compiled memora llama --rows s4", _TINY_TRAINING
+    ),
+    "training-peers": Part(
+        20,
+        f"{_BF16} --matrix_size 8192 --families memora mamba2 hgrn --rows s4",
+        f"{_TINY_TRAINING} --families memora",
+    ),
 }
 
 
