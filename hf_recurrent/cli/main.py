@@ -3,12 +3,14 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import hf_recurrent
 from hf_recurrent.cli import threads
 from hf_recurrent.cli.flags import did_you_mean
 from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.pretrain_help import is_help, print_help
+from hf_recurrent.cli.standard_output import checked_output
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
 COMMANDS = {
@@ -43,47 +45,42 @@ def usage() -> str:
     return "\n".join(["usage: hf-recurrent COMMAND [--help] ...", "       hf-recurrent --version", "", *lines])
 
 
-def _print(text: str) -> None:
-    """Print to standard output, which may be a pipe without a reader, or a file on a full disk."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        from hf_recurrent.cli.parsing import describe_os_error, discard_output
-
-        discard_output()
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(1) from None
-        print(f"hf-recurrent: error: {describe_os_error(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command at the beginning of `argv`, by default the arguments of the process."""
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in ("-h", "--help", "help"):
-        _print(usage())
-        return
-    if command in ("--version", "-V", "version"):
-        _print(f"hf-recurrent {hf_recurrent.__version__}")
-        return
     name = command.replace("_", "-")
-    if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS, otherwise="")
-        known = ", ".join(COMMANDS)
-        print(f"hf-recurrent: error: unknown command {command!r} (choose from {known}){hint}", file=sys.stderr)
+    prog = f"hf-recurrent {name}" if name in COMMANDS else "hf-recurrent"
+
+    def fail(message: str) -> NoReturn:
+        print(f"{prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
-    if name == "pretrain" and is_help(rest):  # without the imports of the command
-        print_help(rest)
+
+    try:
+        with checked_output(fail):
+            if command in ("-h", "--help", "help"):
+                print(usage())
+            elif command in ("--version", "-V", "version"):
+                print(f"hf-recurrent {hf_recurrent.__version__}")
+            elif name not in COMMANDS:
+                hint = did_you_mean(name, COMMANDS, otherwise="")
+                fail(f"unknown command {command!r} (choose from {', '.join(COMMANDS)}){hint}")
+            else:
+                _run(name, rest)
+    except KeyboardInterrupt:
+        print(f"\n{prog}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _run(name: str, words: Sequence[str]) -> None:
+    """Run a command of [`COMMANDS`]."""
+    if name == "pretrain" and is_help(words):  # without the imports of the command
+        print_help(words)
         return
     if "torch" not in sys.modules:  # else it is too late, and the caller has chosen
         threads.observe()
-    try:
-        with without_collection():
-            module = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}")
-        module.main(rest)
-    except KeyboardInterrupt:
-        print(f"\nhf-recurrent {name}: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    with without_collection():
+        module = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}")
+    module.main(words)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from hf_recurrent.argument_checks import check_numbers
-from hf_recurrent.checkpoints.atomic_files import CANNOT_WRITE
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, name_typed, normalize, unrecognized
+from hf_recurrent.cli.standard_output import checked_output, print_any_text
 from hf_recurrent.cli.user_code import add_import_argument, import_user_code
 
 _Result = TypeVar("_Result")
@@ -42,6 +42,13 @@ class OneSentenceErrors:
         if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
             self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")
         return super().parse_known_args(args, namespace)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; argparse ignores errors of the output."""
+        if message and file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
@@ -77,22 +84,16 @@ def run_command(
     print_any_text()
     words = sys.argv[1:] if argv is None else argv
     try:
-        if not passes_on and not {"-h", "--help"}.intersection(words):
-            check_recognized(parser, words)
-        arguments, remaining = parser.parse_known_args(words)
-        if remaining and not passes_on:
-            raise unrecognized(remaining[0], parser._option_string_actions)
-        parser.typed = normalize(remaining, None)[1] | parser.typed  # of the parser that reads the rest
-        check_numbers(vars(arguments), "--")
-        import_user_code(arguments.user_code)
-        result = action(arguments, remaining) if passes_on else action(arguments)
-        sys.stdout.flush()
-        return result
-    except BrokenPipeError:  # the reader of the output has ended, as `head` does
-        discard_output()
-        raise SystemExit(1) from None
-    except OSError as error:
-        parser.error(describe_os_error(error))
+        with checked_output(parser.error):
+            if not passes_on and not {"-h", "--help"}.intersection(words):
+                check_recognized(parser, words)
+            arguments, remaining = parser.parse_known_args(words)
+            if remaining and not passes_on:
+                raise unrecognized(remaining[0], parser._option_string_actions)
+            parser.typed = normalize(remaining, None)[1] | parser.typed  # of the parser that reads the rest
+            check_numbers(vars(arguments), "--")
+            import_user_code(arguments.user_code)
+            return action(arguments, remaining) if passes_on else action(arguments)
     except (ValueError, ImportError) as error:
         parser.error(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -113,25 +114,6 @@ def command(
         run_command(build_parser(), argv, action)
 
     return main
-
-
-def discard_output() -> None:
-    """Drop what is waiting for standard output, after an error: else Python fails again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def describe_os_error(error: OSError) -> str:
-    """The sentence about an error: a full disk without the name of a file, which our writers give, is the output's."""
-    if error.filename is not None or error.errno not in CANNOT_WRITE:
-        return str(error)
-    discard_output()
-    return f"Standard output, or a temporary file, cannot be written: {error.strerror}."
-
-
-def print_any_text() -> None:
-    """Let standard output print names of files that are not UTF-8, with escapes, as standard error does."""
-    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

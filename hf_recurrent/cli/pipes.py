@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from hf_recurrent.cli.parsing import check_file, check_parent, discard_output
+from hf_recurrent.cli.parsing import check_file, check_parent
+from hf_recurrent.cli.standard_output import discard_output
 
 PIPE = Path("-")
 

@@ -86,9 +86,10 @@ def is_help(words: Sequence[str]) -> bool:
 def print_help(words: Sequence[str]) -> None:
     """Print our arguments of the method and recipe of a command line of `pretrain`."""
     try:
-        print(short_help(*chosen_recipe(words)))
+        text = short_help(*chosen_recipe(words))
     except (OSError, ValueError) as error:
         CommandParser(prog=PROG).error(str(error))
+    print(text)
 
 
 def chosen_recipe(words: Sequence[str]) -> tuple[str, str, dict[str, Any]]:

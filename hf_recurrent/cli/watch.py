@@ -14,9 +14,9 @@ from hf_recurrent.cli.parsing import (
     check_at_least,
     check_parent,
     dataclass_of,
-    describe_os_error,
     run_command,
 )
+from hf_recurrent.cli.standard_output import checked_output
 from hf_recurrent.watch.log_records import FORMATS
 
 if TYPE_CHECKING:
@@ -124,15 +124,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words and words[0] in _ACTIONS:
         importlib.import_module(f"hf_recurrent.cli.{_ACTIONS[words[0]]}").main(words[1:])
         return
+    parser = build_parser()
     with ExitStack() as stack:
-        run = run_command(build_parser(), words, lambda arguments: stack.enter_context(open_run(arguments)))
-        try:
+        run = run_command(parser, words, lambda arguments: stack.enter_context(open_run(arguments)))
+        with checked_output(parser.error):
             run.watch()
-        except BrokenPipeError:  # the reader of the output has ended, as `head` does
-            raise SystemExit(1) from None
-        except OSError as error:  # of a full disk, say
-            print(f"hf-recurrent watch: error: {describe_os_error(error)}", file=sys.stderr)
-            raise SystemExit(2) from None
 
 
 def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]":
