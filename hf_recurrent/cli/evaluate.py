@@ -91,12 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     """Measure, write the results to `--output`, and print them as a table."""
-    check_parent("--output", arguments.output)
-    check_at_least(1, arguments, "num_streams", "block_size")
+    _check(arguments)
     data = dataclass_of(DataArguments, arguments)
-    check_model_name("MODEL", arguments.model)
-    _check_accounts(arguments)
-    _check_record(arguments)
 
     import_libraries()
     from hf_recurrent.checkpoints.files import write_json
@@ -174,6 +170,15 @@ def _load(arguments: argparse.Namespace, is_text: bool) -> "tuple[PreTrainedMode
             "For other tokenizers, use the metric in metrics/bits_per_byte."
         )
     return model, tokenizer
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise an error that names the first argument that is not allowed."""
+    check_parent("--output", arguments.output)
+    check_at_least(1, arguments, "num_streams", "block_size")
+    check_model_name("MODEL", arguments.model)
+    _check_accounts(arguments)
+    _check_record(arguments)
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """The count memory as a compiled kernel: plain C, loaded with ctypes.
 
 Importing this module raises ImportError where the kernel was not built, or was built from another version of its
-source. The numbers are those of the reference in `modeling/contexts/count_memory_reference.py`, bit for bit.
+source. The numbers equal the reference in `modeling/contexts/count_memory_reference.py`, bit for bit.
 
 Shape letters: B streams, T steps.
 """

@@ -56,7 +56,7 @@ class SessionReport:
 
     Args:
         score: norm of the rarities of its parts, in bits.
-        kind: `lines` (so many of the template), `missing` (none of it), `end` (the template ends it), or `order`.
+        kind: `lines` (their number), `missing` (none), `end` (the template ends the session), or `order`.
         template: the most unusual template.
         count: its lines.
     """

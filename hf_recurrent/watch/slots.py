@@ -96,7 +96,7 @@ def _excess(size: int, counts: Sequence[int], few: int) -> int:
     Args:
         size: in digits.
         counts: how many had each size.
-        few: as so many.
+        few: number of values that make a size usual.
     """
     usual, longer = size, counts[size]
     if longer >= few:

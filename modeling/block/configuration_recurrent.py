@@ -195,7 +195,7 @@ class RecurrentConfig(ContextConfig):
         norm_eps: added to the variance in every norm.
         use_cache: return the state from `forward` by default.
 
-    The other fields are those of [`ContextConfig`].
+    See [`ContextConfig`] for the other fields.
 
     Raises:
         ValueError: a size is below 1 or too large, `norm_eps` is negative, or `pooling` is unknown.
