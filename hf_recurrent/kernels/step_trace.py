@@ -91,7 +91,7 @@ class StepTrace(TorchDispatchMode):
         self._memory.setdefault(_storage(tensor), []).append(tensor)
 
     def _check(self, function: Any, tensor: Tensor, value: Any) -> None:
-        if value is None:  # a result that no node computes; nobody reads it, or the value is missed there
+        if value is None:  # a result that no node computes: it is unused, or its reader fails
             return
         real, expected = value.real if isinstance(value, ComplexValue) else value, tensor.shape
         if real.shape != expected or (tensor.is_floating_point() and tensor.dtype != self.graph.dtype):

@@ -243,7 +243,7 @@ class SafeBlobs:
         except Exception as error:
             if not self.failures:
                 _log.warning(
-                    "The store failed: %s: %.200s. The server goes on without it.", type(error).__name__, error
+                    "The store failed: %s: %.200s. The server continues without it.", type(error).__name__, error
                 )
             self.failures += 1
             self._down_until = time.monotonic() + _RETRY_SECONDS

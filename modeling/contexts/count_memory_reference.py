@@ -141,7 +141,7 @@ class _CountReader:
         self.path_byte = -1
 
     def _read_byte(self, byte: int, is_sampled: bool) -> None:
-        """Learn from the byte, unless the model has sampled it, count it, and go on behind it."""
+        """Learn from the byte, unless the model has sampled it, count it, and move past it."""
         stream, block, row = self.stream, self.block, self.row
         hashes = self._find().hashes
         if stream.pending and not is_sampled:

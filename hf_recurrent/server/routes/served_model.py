@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def has_bytes(self) -> bool:
-        """True if a token is a byte, or a symbol that stands for one."""
+        """True if a token is a byte, or a symbol for one."""
         return not isinstance(self.tokenizer, TextTokenizer)
 
     @property
