@@ -15,7 +15,7 @@ from hf_recurrent.cli.data_arguments import (
     token_vocabulary,
 )
 from hf_recurrent.cli.imports import import_libraries
-from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import (
     OneSentenceErrors,
     add_json_argument,
@@ -106,7 +106,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    model, tokenizer = _load(arguments, is_text=token_vocabulary(data.corpus) is None)
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    if token_vocabulary(data.corpus) is None:
+        hint = " For other tokenizers, use the metric in metrics/bits_per_byte."
+        check_byte_tokenizer("MODEL", arguments.model, tokenizer, hint)
     if arguments.accounts:
         train, source = load_training_sources(data, tokenizer)
     else:
@@ -159,17 +162,6 @@ def _record(
 
     settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
     record_evaluation(model, arguments.model, source, metrics, settings)
-
-
-def _load(arguments: argparse.Namespace, is_text: bool) -> "tuple[PreTrainedModel, Any]":
-    """The model and its tokenizer, which reads bytes if the data are text."""
-    model, tokenizer = load_model_and_tokenizer(arguments)
-    if is_text and not hasattr(tokenizer, "encode_bytes"):
-        raise ValueError(
-            f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
-            "For other tokenizers, use the metric in metrics/bits_per_byte."
-        )
-    return model, tokenizer
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -177,7 +177,7 @@ class BlockLearning:
         if self._compiled is None and self.problem is None:
             self._compile()
         if self.problem is not None or self._compiled.is_observed():
-            raise Uncompilable(self.problem or "the model has hooks or modes")
+            raise Uncompilable(self.problem or "hooks, autocast, a dispatch mode or several threads are active")
 
     def begin(self) -> None:
         """Look at the model again before the next block: the caller may have changed it."""

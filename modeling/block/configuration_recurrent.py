@@ -224,3 +224,18 @@ class RecurrentConfig(ContextConfig):
         super().__post_init__(**kwargs)
         if self.norm_eps < 0:
             raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
+
+
+class RealValuedConfig(RecurrentConfig):
+    """Base class of the configurations of families that also read real values.
+
+    Args:
+        input_size: H_in for real-valued inputs, which a linear encoder reads; None for tokens.
+    """
+
+    input_size: int | None = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if self.input_size is not None:
+            check_positive(self, "input_size")
