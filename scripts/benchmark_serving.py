@@ -153,7 +153,7 @@ class _Server(NamedTuple):
     process: psutil.Process
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Of the main thread, which runs the event loop, and of all."""
+        """CPU seconds of the main thread, which runs the event loop, and of all threads."""
         main = next(thread for thread in self.process.threads() if thread.id == self.process.pid)
         times = self.process.cpu_times()
         return main.user_time + main.system_time, times.user + times.system

@@ -402,7 +402,7 @@ class StreamTrainer(Trainer):
 
     @property
     def provenance(self) -> Provenance:
-        """How the weights of `trained_model` were trained, up to the last call of `record`."""
+        """Provenance of the weights of `trained_model`, up to the last call of `record`."""
         return self.records.provenance
 
     def record(self) -> Provenance:

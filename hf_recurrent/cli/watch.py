@@ -158,7 +158,7 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
 
 
 def default_directory(logs: Sequence[str]) -> Path:
-    """Where the state of a watch of these logs is."""
+    """Default directory of the state of a watch of these logs."""
     names = "+".join("stdin" if log == "-" else os.path.basename(log).replace("*", "_") for log in logs)
     return Path("runs", f"watch-{names}"[:100])
 

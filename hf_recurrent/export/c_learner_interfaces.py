@@ -8,7 +8,7 @@ from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
 
 
 def token_interface(vocab_size: int, end: int | None, predict: str, counts: CountPlan | None) -> Interface:
-    """Of a learner of tokens.
+    """The interface of a learner of tokens.
 
     Args:
         vocab_size: V.
@@ -84,7 +84,7 @@ AFTER
 
 
 def vector_interface(size: int, window: int, predict: str, targets: int | None = None) -> Interface:
-    """Of a learner of vectors.
+    """The interface of a learner of vectors.
 
     Args:
         size: values of a vector.

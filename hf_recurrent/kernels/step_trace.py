@@ -220,7 +220,7 @@ class StepTrace(TorchDispatchMode):
         return tensor.to(self.graph.dtype).contiguous().clone()
 
     def owner(self, tensor: Tensor) -> Tensor:
-        """The weight that a constant lies in, whose version counts changes in place, or the constant itself."""
+        """The weight that a constant is part of, whose version counts changes in place, or the constant itself."""
         storage = _storage(tensor)
         return next((weight for weight in self._weights.values() if _storage(weight) == storage), tensor)
 

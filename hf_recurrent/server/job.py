@@ -149,7 +149,7 @@ class Job:
 
     Attributes:
         prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
-        cached_tokens: how many tokens did not have to be read, because a state after them was stored.
+        cached_tokens: tokens that were not read, because a state after them was stored.
         wake: called by the scheduler, in its thread, when there are new results.
         scores: of the tokens that were read; None if the request has none. It only grows.
         output: the generated tokens, without the end token. It only grows.

@@ -39,7 +39,7 @@ class ModelSteps:
 
     Args:
         model: a recurrent language model.
-        learns: its weights change; a step compiled from them would have to be compiled again each time.
+        learns: its weights change; a step compiled from them would be recompiled each time.
         adapter_rank: of adapters of texts that learn; 0 for none.
 
     Attributes:

@@ -35,7 +35,7 @@ class _Entry:
 
     @property
     def gain(self) -> int:
-        """Tokens that have to be read again without this state."""
+        """Tokens that would be read again without this state."""
         return self.key.length - (self.parent.key.length if self.parent else 0)
 
 

@@ -256,7 +256,7 @@ class EndedSession:
     """A session that has ended.
 
     Args:
-        name: the identifier as it stands in the lines.
+        name: the identifier as written in the lines.
         end: `idle`, `full` (too many were open) or `stop`.
     """
 

@@ -91,7 +91,7 @@ class IndirectShares(Saved):
 
 
 def _excess(size: int, counts: Sequence[int], few: int) -> int:
-    """How much more a size is than the greatest size that `few` had or exceeded; 0 if there is none.
+    """Difference between a size and the greatest size that `few` had or exceeded; 0 if there is none.
 
     Args:
         size: in digits.

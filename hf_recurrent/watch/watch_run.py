@@ -232,7 +232,7 @@ class WatchRun:
             self._report_end(name, f"{output.path} can be written again; nothing is missing in it")
 
     def save(self) -> None:
-        """Write the state, unless records wait to be written: what it says was read has to be in the outputs."""
+        """Write the state, unless records wait to be written: the outputs must have all that was read."""
         self._saved_at = time.monotonic()
         if not all(output.is_complete for output in self.outputs.values()):
             return

@@ -70,7 +70,7 @@ def check_power_of_two(config: PreTrainedConfig, name: str, least: int, most: in
 
 
 def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
-    """Inside the block, the code of a class lies in files made for a checkpoint; it gives the name of their module.
+    """Inside the block, the code of a class is in files made for a checkpoint; yields the name of their module.
 
     In a checkpoint, whose files are made already, this does nothing.
     """

@@ -256,7 +256,7 @@ class ContextHashes:
 
     @property
     def recent(self) -> list[int]:
-        """Of the contexts of the short-term memory."""
+        """Hashes of the contexts of the short-term memory."""
         orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
         return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
 

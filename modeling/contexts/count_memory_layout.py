@@ -1,4 +1,4 @@
-"""Sizes of the count memory, and where everything lies in its tensors and in the state of a stream.
+"""Sizes of the count memory, and the layout of its tensors and of a stream's state.
 
 The compiled kernel (`hf_recurrent/kernels/count_memory.h`) has the same layout; its version ties both together.
 
@@ -160,7 +160,7 @@ class MemoryShape(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """How fast a memory learns while it reads.
+    """Learning rates of a memory that reads.
 
     Args:
         weights: learning rate of the shared mixing weights.

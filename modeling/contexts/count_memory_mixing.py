@@ -316,7 +316,7 @@ def _large_rows(
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
-    """Where a stream keeps its changes of rows of weights; some share a place."""
+    """Indices of a stream's changes of rows of weights; some rows share one."""
     return (scrambled(rows.astype(np.uint64)) & (shape.rows - 1)).astype(np.int64)
 
 

@@ -37,7 +37,7 @@ ALL_NODES = np.arange(1, 256)
 
 
 class CountMemoryReference:
-    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
+    """A long-term memory in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
         self.arrays, self.shape = arrays, shape

@@ -143,5 +143,5 @@ class ResponsesRequest(TextRequest, _WithoutEffect):
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the most likely tokens to list for each token; None for no log-probabilities."""
+        """Number of most likely tokens to list for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.include or self.top_logprobs else None

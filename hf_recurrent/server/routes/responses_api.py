@@ -65,7 +65,7 @@ def responses_routes(served: ServedModel) -> APIRouter:
 
 
 class _Turn:
-    """A response, and what has to be stored of it."""
+    """A response, and its parts to store."""
 
     def __init__(
         self,

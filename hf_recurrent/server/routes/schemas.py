@@ -31,7 +31,7 @@ class Body(BaseModel):
 
 
 class SamplingFields(Body):
-    """How new text is chosen."""
+    """Sampling of new text."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
