@@ -120,7 +120,7 @@ class PrefixReuse:
             self.shared.put(key, data)
 
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
-        """Lengths at which to store states of a text of which `last` tokens are read: at ends, and at growing distances."""
+        """Lengths at which states of a text of `last` tokens are stored: its ends, and growing distances."""
         lengths = {*text.ends, last, *range(self._spacing, last, self._spacing)}
         doubled = _FIRST
         while doubled < min(last, self._spacing):

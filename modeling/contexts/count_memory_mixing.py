@@ -316,7 +316,7 @@ def _large_rows(
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
-    """Indices of a stream's changes of rows of weights; some rows share one."""
+    """The slot of each row of weights in a stream's changes; some rows share a slot."""
     return (scrambled(rows.astype(np.uint64)) & (shape.rows - 1)).astype(np.int64)
 
 
