@@ -171,8 +171,10 @@ def check_at_least(least: int, arguments: object, *names: str) -> None:
 
 
 def check_file(name: str, path: Path | None) -> None:
-    """Raise a FileNotFoundError if the file of an argument does not exist."""
+    """Raise a FileNotFoundError if the file of an argument does not exist, a ValueError if it is not a regular one."""
     if path is not None and not path.is_file():
+        if path.exists():
+            raise ValueError(f"`{name}` is {str(path)!r}; it must be a regular file.")
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; file not found.")
 
 

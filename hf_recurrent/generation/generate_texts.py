@@ -81,6 +81,8 @@ class TextGenerator:
                 new, text = continue_texts(self._model, text, streamer=streamer, **self._generation_arguments())
                 if streamer is None:
                     self._show(new)
+        elif options.json:
+            self._show([torch.tensor([], dtype=torch.long)] * len(text.pending))
         if options.save_state is not None:
             save_text_state(self._model, text, options.save_state)
 

@@ -92,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--environment", type=Path, help="folder of a virtual environment, made if it does not exist")
     parser.add_argument("--only", nargs="+", default=[], help="clients or names of rows")
-    parser.add_argument("--limit", type=float, default=600, help="seconds per row")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds per row (default: %(default)g)")
     parser.add_argument("--markdown", type=Path, help="replace the table in this page")
     options = parser.parse_args()
     if options.markdown and options.only:
