@@ -91,8 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     """Measure, write the results to `--output`, and print them as a table."""
-    _check(arguments)
     data = dataclass_of(DataArguments, arguments)
+    _check(arguments)
 
     import_libraries()
     from hf_recurrent.checkpoints.files import write_json
