@@ -5,9 +5,14 @@ An experiment is one class in a module, and one line of `EXPERIMENTS`. It uses p
 """
 
 import importlib
+import tomllib
+from pathlib import Path
 
-from papers.causes import STUDIES
 from papers.engine.experiment import Experiment
+from papers.engine.factors import FactorStudy
+
+_CAUSES = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+STUDIES = {each["name"]: FactorStudy(**each) for each in _CAUSES["studies"]}
 
 # Name → module, imported on first use, and description.
 EXPERIMENTS = {
