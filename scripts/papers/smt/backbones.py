@@ -11,13 +11,6 @@ BACKBONES = {"Transformer": "transformer", "MLP": "mlp", "GRU": "gru"}
 
 
 class Backbones(TextMethods):
-    name = "smt-backbones"
-    source = "SMT, section 3.3, architectures"
-    claim = (
-        "At equal sequential operations SMT→DMT is better than BPTT with the Transformer and with the MLP; with the "
-        "GRU, whose memories collapse in SMT, it is not."
-    )
-
     def rows(self, size: str) -> list[Settings]:
         methods = {f"{BPTT}, {EQUAL_OPERATIONS}", SMT_DMT}
         return [

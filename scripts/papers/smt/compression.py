@@ -15,14 +15,6 @@ STEPS = {"small": (100, 200, 400), "paper": (9_375, 18_750, 37_500, 75_000, 150_
 
 
 class Compression(Scaling):
-    name = "smt-compression"
-    source = "SMT, section 3.5"
-    claim = "Trained for longer, the teacher reaches the same loss with a smaller memory."
-    note = Scaling.note.partition(". Where")[0] + "; Tc {context_length}. Without DMT."
-    metric = "teacher's held-out bits per byte"
-    x_label = "steps"
-    x_key = "steps"
-
     def rows(self, size: str) -> list[Settings]:
         shared = {key: value for key, value in super().rows(size)[0].items() if key not in ("axis", "swept")}
         shared |= {"dmt_steps": 0, "context_length": self.sizes[size]["context_length"]}

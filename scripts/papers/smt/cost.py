@@ -9,24 +9,6 @@ from papers.smt.operations import step_operations
 
 
 class SequentialCost(Experiment):
-    name = "smt-cost"
-    seeds = (0,)
-    source = "SMT, Table 1, sequential operations"
-    claim = (
-        "The sequential operations of a step do not grow with the length in SMT; in BPTT and DMT they grow in "
-        "proportion to it."
-    )
-    note = (
-        "Counted in PyTorch's own graph of gradients, forward and backward; operations that only move numbers count "
-        "zero. RNN and encoder have {sizes[num_hidden_layers]} layers, readout and decoder "
-        "{sizes[num_readout_layers]}; Tc = T, Tf = {future_length}. Tokens that a step reads from each sequence: T in "
-        "BPTT, Tc + Tf in SMT, Tc and the unrolled ones in DMT; of a task one example in all three."
-    )
-    metric = "sequential operations per optimizer step"
-    x_label = "T ="
-    log_x = True
-    log_y = True
-    number_format = ",.0f"
     lines = {BPTT: {}, SMT: {}, DMT: {}}
     shared = {"vocab_size": 256, "future_length": 64}
     sizes = {

@@ -20,18 +20,6 @@ _MEMORIES = 64
 
 
 class LossWeights(Scaling):
-    name = "smt-loss-weights"
-    source = "SMT, section 3.6, λ coefficients"
-    claim = (
-        "The RNN needs a moderate weight of the dynamics loss and a very small one of the uniformity loss; without "
-        "the latter, its predictions stay good but the memories collapse (a uniformity loss near 0)."
-    )
-    note = Scaling.note.partition(". Where")[0] + (
-        "; Tc {context_length}. The figure has the uniformity loss of {corpus}'s held-out text, too."
-    )
-    x_label = "λ_unif"
-    x_key = "uniformity"
-
     def rows(self, size: str) -> list[Settings]:
         shared = super().rows(size)[0]
         shared = {key: value for key, value in shared.items() if key not in ("axis", "swept")}

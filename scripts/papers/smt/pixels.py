@@ -17,7 +17,6 @@ from papers.engine.report import draw_table
 from papers.engine.tuning import is_tuning
 from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, TEACHER, build_pair
 from papers.smt.training import (
-    TRAINING_NOTE,
     MethodComparison,
     learning_rates,
     train_bptt,
@@ -120,21 +119,6 @@ def from_patches(tokens: np.ndarray, patch: int) -> np.ndarray:
 
 
 class PixelMethods(MethodComparison):
-    name = "smt-pixels"
-    source = "SMT, section 3.2, MNIST"
-    claim = (
-        "At equal optimizer steps an RNN after SMT→DMT needs fewer bits per pixel than one after BPTT, which sees "
-        "little more than the row that it is in, and draws digits."
-    )
-    note = (
-        "{data_used}; {crop} pixels left out at each side, squares of side {pooling} averaged, {levels} "
-        "grey levels; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method "
-        "on images held out from training that do not judge; Tc = {context_length}, Tf = {future_length}, DMT unrolls "
-        "whole images. Tested on {num_tested:,} draws of the other images. Sequential "
-        "operations and tokens count the whole training."
-    )
-    metric = "held-out bits per pixel"
-    part_label = "{part}"
     sizes = {
         "small": {
             # Heads that tell pixels side by side from pixels one above the other (docs/log.md).

@@ -19,14 +19,6 @@ _MODELS = {"small": SMALL_MODEL | {"num_readout_layers": 2}, "paper": PAPER_MODE
 
 
 class Scaling(TextMethods):
-    name = "smt-scaling"
-    source = "SMT, section 3.4"
-    claim = "SMT→DMT predicts better with a longer context, with a larger memory and with a larger model."
-    note = TextMethods.note.partition(", chosen")[0].replace(", {bptt_learning_rate:g} (BPTT)", "") + (
-        ". Where not swept: Tc 32 (small size) or 256, and the first of the values above. The width belongs to RNN "
-        "and teacher, the layers to update "
-        "and encoder. Lines: the RNN, and its teacher's first prediction."
-    )
     tuning = {}
 
     def rows(self, size: str) -> list[Settings]:

@@ -10,9 +10,8 @@ from hf_recurrent import ModularArithmetic, SmtRnnForCausalLM, SmtTeacherModel, 
 from papers.engine.experiment import Curves, Settings
 from papers.engine.pictures import split_axes
 from papers.engine.report import draw_table
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER, build_pair
+from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, build_pair
 from papers.smt.training import (
-    TRAINING_NOTE,
     MethodComparison,
     learning_rates,
     method_values,
@@ -56,27 +55,9 @@ SIZES: dict[str, Settings] = {
         "timesteps": 0, "dmt_timesteps": 0, "eval_windows": 256, "num_tested": 5000,
     },
 }  # fmt: skip
-_COLOURS = {SMT_DMT: "tab:blue", SMT: "tab:cyan", TEACHER: "tab:gray", BPTT: "tab:red"}
 
 
 class SyntheticTasks(MethodComparison):
-    name = "smt-tasks"
-    source = "SMT, section 3.1, synthetic tasks"
-    claim = (
-        "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT on each of the five "
-        "tasks, and the longer the sequence, the larger the difference."
-    )
-    note = (
-        "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each "
-        "method on other examples with another seed; Tc = Tf = T. Tasks in which more than one thing has to be "
-        "remembered have more steps. Tested on {num_tested:,} other examples ({eval_windows} for the teacher). "
-        "Sequential operations and tokens count the whole training at the longest T of a task. Best possible: "
-        "accuracy of a predictor that knows all probabilities, in modular arithmetic, whose first answers are "
-        "guesses; at each T."
-    )
-    metric = "accuracy of answers"
-    x_label = "T ="
-    percent = True
     tuning = {
         "small": {"steps": 600, "dmt_steps": 150, "num_tested": 300},
         "paper": {"steps": 6700, "dmt_steps": 500},
@@ -117,10 +98,6 @@ class SyntheticTasks(MethodComparison):
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         best = {row["x"]: f"{row['best_possible'] * 100:.1f}" for row in rows if "best_possible" in row}
         return {**super().details(rows), **({"best possible": ", ".join(best.values())} if best else {})}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        kind = label.rpartition(", ")[2]
-        return {"color": _COLOURS[kind], "linestyle": ":" if kind in (SMT, TEACHER) else "-"}
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         names = list(dict.fromkeys(row["label"].rpartition(", ")[0] for row in rows))

@@ -9,7 +9,6 @@ from papers.engine.training import split_corpus
 from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, build_pair
 from papers.smt.operations import step_operations
 from papers.smt.training import (
-    TRAINING_NOTE,
     MethodComparison,
     method_values,
     smt_dmt_operations,
@@ -25,22 +24,6 @@ EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
 
 
 class TextMethods(MethodComparison):
-    name = "smt-text"
-    source = "SMT, section 3.3, text"
-    claim = (
-        "At equal sequential operations an RNN after SMT→DMT predicts text better than one after BPTT, at equal "
-        "optimizer steps, that is equal data, about as well; its teacher's first prediction is what it can reach."
-    )
-    note = (
-        "`{corpus}`, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method on "
-        "files held out from training that do not judge, after a third of the steps; readout and decoder have "
-        "{sizes[num_readout_layers]} layers in both; Tc = {context_length}, Tf = {future_length}. DMT unrolls "
-        "{rollout_length} bytes, BPTT Tc + Tf bytes with the memory carried on. The RNNs read {eval_bytes:,} bytes of "
-        "whole files, the teacher has the last Tc bytes at each of some places. Equal to what SMT→DMT has used: its "
-        "optimizer steps, its sequential operations, its time on the CPU."
-    )
-    optional = ("smt",)
-    metric = "held-out bits per byte"
     sizes = {
         "small": {
             "sizes": SMALL_MODEL | {"hidden_size": 64, "num_readout_layers": 4}, "corpus": "python",
