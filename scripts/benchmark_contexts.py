@@ -3,7 +3,7 @@
     python scripts/benchmark_contexts.py runs/memora-tiny-python
 
 MODEL has a count memory and was trained by `hf-recurrent pretrain`; counts alone read the same bytes. All methods
-adapt inside each held-out document. The rows go to --output as JSON, the picture beside it as SVG.
+adapt inside each held-out document. The rows go to --output as JSON, the plot next to it as SVG.
 """
 
 import argparse

@@ -96,7 +96,7 @@ def best(functions: dict[str, Callable[[], object]], rounds: int, size: int) -> 
 
 
 def times_of_step(rounds: int, size: int) -> dict[str, float]:
-    """Of memora-s0 without learning, at -O2 and in Python."""
+    """Times of memora-s0 without learning, at -O2 and in Python."""
     models = {weights: build_model("memora-s0").eval() for weights in ("float32", "int8")}
     models["int8"].compile_step(weights="int8")
     tokens = torch.from_numpy(np.random.default_rng(0).integers(97, 123, (size, 1, 1)))
@@ -119,7 +119,7 @@ def times_of_step(rounds: int, size: int) -> dict[str, float]:
 
 
 def times_of_learner(rounds: int, size: int) -> dict[str, float]:
-    """Of the network of width 24 that learns, at -O2 and in Python."""
+    """Times of the network of width 24 that learns, at -O2 and in Python."""
     data = np.random.default_rng(0).integers(97, 123, size, dtype=np.uint8).tobytes()
     learner, numbers = learner_of("network")
     with tempfile.TemporaryDirectory() as parent:

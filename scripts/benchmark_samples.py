@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--length", type=int, default=400, help="bytes of a sample")
     parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--show", type=int, default=0, help="print so many samples of each model")
+    parser.add_argument("--show", type=int, default=0, help="number of samples of each model to print")
     arguments = parser.parse_args()
     rows, shown = [], []
     for name in arguments.models:

@@ -2,7 +2,7 @@
 
     python scripts/benchmark_serving.py --preset memora-s0 --clients 32 --history 6000
 
-With `--history`, a client without a session sends a conversation of so many bytes: new to the server (cold), once more
+With `--history`, a client without a session sends a conversation of N bytes: new to the server (cold), once more
 with its next turn (warm), and with the turn after that, when the server was killed with SIGKILL and started again.
 
     python scripts/benchmark_serving.py --stock mamba2 rwkv bamba --history 600
@@ -153,7 +153,7 @@ class _Server(NamedTuple):
     process: psutil.Process
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Of the main thread, which runs the event loop, and of all."""
+        """CPU seconds of the main thread, which runs the event loop, and of all threads."""
         main = next(thread for thread in self.process.threads() if thread.id == self.process.pid)
         times = self.process.cpu_times()
         return main.user_time + main.system_time, times.user + times.system

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Where the time of a training step goes, and how far it is from the limit of its matrix products.
+"""Time of the parts of a training step, compared with the limit of its matrix products.
 
     python scripts/profile_training.py                          # one thread and two
     python scripts/profile_training.py --steps default memora-s0 --threads 1 2 8

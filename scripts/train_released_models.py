@@ -139,7 +139,7 @@ def release(folders: list[Path], owner: str, *, upload: bool) -> None:
 def _parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHECKPOINTS)}; by default all")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop training after so many minutes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="maximum minutes of training")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/released"), help="directory of the repositories")
     parser.add_argument("--corpus", default="python", help="corpus to train and measure on")
     parser.add_argument("--cards", action="store_true", help="only write README.md again")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 
 from hf_recurrent.data.corpus import Corpus
-from hf_recurrent.data.streams import unreached_documents
+from hf_recurrent.evaluation.counts_alone import TrainingBytes
 from hf_recurrent.kernels.thread_count import beside_kernels
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.contexts.count_memory import CountMemory
@@ -56,11 +56,11 @@ class CountLearning:
         if self.memory is None or not isinstance(corpus, Corpus) or args.regime != "multi_stream":
             return
         self._planned_steps = self.trainer.num_training_steps
-        length = self._planned_steps * args.block_size
-        indices = unreached_documents(corpus, args.num_streams, length, args.stream_seed, args.count_bytes)
-        documents = tqdm(indices.tolist(), "counting documents", disable=args.disable_tqdm, leave=False)
+        counted = {"count_bytes": args.count_bytes, "planned_steps": self._planned_steps}
+        read = TrainingBytes(corpus, args.num_streams, args.block_size, args.stream_seed, steps=0, **counted)
+        documents = tqdm(read.ahead, "counting documents", disable=args.disable_tqdm, leave=False)
         self._documents = DocumentLearning(self.memory, args.num_streams)
-        self._documents.read_ahead((corpus[index] for index in documents), corpus.end_token_id)
+        self._documents.read_ahead(documents, corpus.end_token_id)
 
     def settings(self) -> dict[str, float]:
         """For the record, if the memory has read ahead: what determines the documents."""

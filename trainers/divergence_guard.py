@@ -63,7 +63,7 @@ class DivergenceGuard:
         return None
 
     def _check_rollback(self, error: NonFiniteLossError, last: str | None, rollbacks: int) -> None:
-        """Raise the error again, with the way on, if there is no going back."""
+        """Raise the error again, with instructions, if no checkpoint can be restored."""
         place = f"The last good checkpoint is {last!r}" if last else "There is no checkpoint before it"
         if self.trainer.args.on_divergence == "rollback" and last and rollbacks <= _MOST_ROLLBACKS:
             return

@@ -128,7 +128,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     count_bytes: float = argument(
         0.0,
-        "With a count memory: whole documents of at most so many bytes, which the streams of a corpus will not reach, "
+        "With a count memory: whole documents that the streams of a corpus will not reach, up to this many bytes, "
         "are counted before training, 2 MB a second. So counts have more text than the network. Without effect for "
         "other data. Example: --count_bytes 20e6",
     )
@@ -234,7 +234,7 @@ class RollingWindowTrainingArguments(MultiStreamTrainingArguments):
     Own fields: `window`.
 
     Raises:
-        ValueError: `window` is no multiple of `block_size`, or the regime is "iid".
+        ValueError: `window` is not a multiple of `block_size`, or the regime is "iid".
     """
 
     window: int = argument(

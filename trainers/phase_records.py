@@ -39,7 +39,7 @@ class PhaseRecords:
 
     @property
     def provenance(self) -> Provenance:
-        """How the weights of the trained model were trained, up to the last call of [`record`]."""
+        """Provenance of the weights of the trained model, up to the last call of [`record`]."""
         if self._provenance is None:
             self._provenance = find_provenance(self.trainer.trained_model)
         return self._provenance

@@ -207,7 +207,7 @@ class StreamTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name not in exempt]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of `Trainer`, joined with those of tables and matrices; rate factors have groups."""
+        """Create the optimizer of `Trainer`, joined with others for tables and matrices; rate factors have groups."""
         is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
         if is_new:
@@ -402,7 +402,7 @@ class StreamTrainer(Trainer):
 
     @property
     def provenance(self) -> Provenance:
-        """How the weights of `trained_model` were trained, up to the last call of `record`."""
+        """Provenance of the weights of `trained_model`, up to the last call of `record`."""
         return self.records.provenance
 
     def record(self) -> Provenance:

@@ -18,7 +18,7 @@ if os.environ.get("TRUST_REMOTE_CODE") != "1":
 
 PIECE = 16  # bytes between two updates of the page
 LONGEST, MOST = 20_000, 500  # bytes of a text that a visitor may send, and that the model writes
-STYLE = [(4, "expected"), (8, "unexpected"), (math.inf, "surprising")]  # below so many bits
+STYLE = [(4, "expected"), (8, "unexpected"), (math.inf, "surprising")]  # below this many bits
 COLORS = {"unexpected": "#fdbe85", "surprising": "#fd8d3c"}
 
 

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("example", choices=FOLDERS)
     parser.add_argument("checkpoint", nargs="?", help="a language model of bytes; by default a new one")
-    parser.add_argument("--inputs", type=int, help="a new model of so many measurements instead")
+    parser.add_argument("--inputs", type=int, help="number of measurements of a new model, used instead")
     parser.add_argument("--output_dir", type=Path, help="instead of the example's folder")
     arguments = parser.parse_args(argv)
     if arguments.inputs is not None and arguments.checkpoint is not None:

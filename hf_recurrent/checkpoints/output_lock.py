@@ -34,6 +34,6 @@ def output_lock(directory: str | os.PathLike) -> Iterator[None]:
         yield
     finally:
         if lock.lock_counter == 1:
-            # While it is held: whoever waits for this file notices that it is gone, and makes a new one.
+            # While it is held: a process that waits for this file notices that it is gone, and creates a new one.
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

@@ -45,7 +45,7 @@ def last_part(path: str | os.PathLike) -> str:
 
 
 def hub_name(name: str | os.PathLike | None) -> str | None:
-    """`name` if it has the form owner/name and is no directory here, else None."""
+    """`name` if it has the form owner/name and is not a directory here, else None."""
     name = os.fspath(name or "")
     return name if _REPOSITORY.fullmatch(name) and not os.path.exists(name) else None
 

@@ -21,7 +21,7 @@ class EnergyMeter:
     """Joules of all processor packages since the meter was made, other programs' included.
 
     Linux has counters of Intel and AMD processors, in microjoules, in `/sys/class/powercap`. As a rule, only root may
-    read them, and virtual machines have none. They wrap around, so `joules` has to be called every few minutes.
+    read them, and virtual machines have none. They wrap around, so `joules` must be called every few minutes.
     """
 
     def __init__(self, folder: Path = _POWERCAP):

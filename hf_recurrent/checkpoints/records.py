@@ -59,7 +59,7 @@ class Data:
 
 @dataclass
 class Rate:
-    """Learning rates over the steps of a segment, and hyperparameters, of a group with so many parameters."""
+    """Learning rates over the steps of a segment, and hyperparameters, of a group of parameters."""
 
     parameters: int
     first: float

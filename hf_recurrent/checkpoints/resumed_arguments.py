@@ -96,7 +96,7 @@ def check_length(checkpoint: str | os.PathLike, args: TrainingArguments, steps: 
 
 
 def new_run_hint(checkpoint: str | os.PathLike) -> str:
-    """How to train the model of a checkpoint with other settings."""
+    """A hint for training the model of a checkpoint with other settings."""
     directory = os.path.dirname(os.path.normpath(checkpoint)) or os.curdir
     return f"To train its model further, start a new run with --model {directory}"
 

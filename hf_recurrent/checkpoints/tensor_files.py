@@ -4,7 +4,7 @@ The format (https://github.com/huggingface/safetensors): the length of the heade
 values of all tensors one after another. The package `safetensors` writes it from a dictionary of whole tensors only.
 
 Tensors of which every process holds a part (`DTensor`, as FSDP2 makes them) are read and written as whole ones. A
-function that gathers has to be called by all processes at the same point, with the same tensors in the same order;
+function that gathers must be called by all processes at the same point, with the same tensors in the same order;
 tensors that are not sharded pass through.
 """
 

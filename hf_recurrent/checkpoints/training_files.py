@@ -108,7 +108,7 @@ def load_bookmarks(directory: str | os.PathLike, run: StreamRun) -> torch.Tensor
     parts = []
     for rank in range(run.num_processes):
         with open_tensors(_path(directory, rank)) as file:
-            if "bookmarks" in file.keys():  # noqa: SIM118, a file is no dictionary
+            if "bookmarks" in file.keys():  # noqa: SIM118, a file is not a dictionary
                 parts.append((file.get_tensor("stream_indices"), file.get_tensor("bookmarks")))
     if not parts:
         return None

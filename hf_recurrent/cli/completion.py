@@ -38,10 +38,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_script(arguments: argparse.Namespace) -> None:
-    print(script(arguments.shell))
-
-
 def script(shell: str) -> str:
     """The script for a shell.
 
@@ -107,4 +103,4 @@ def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[s
             action.choices = list(choices)
 
 
-main = command(build_parser, _print_script)
+main = command(build_parser, lambda arguments: print(script(arguments.shell)))

@@ -108,7 +108,7 @@ def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str)
 
 
 def episode_source(corpus: Sequence[str]) -> "EpisodeSource | None":
-    """A task, or a source that a user has registered and that is no corpus; None for documents."""
+    """A task, or a registered source other than a corpus; None for documents."""
     from hf_recurrent.data.sources import own_episode_source
 
     if any(name.startswith(TASK_PREFIX) for name in corpus) and len(corpus) > 1:

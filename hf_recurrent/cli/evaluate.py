@@ -15,7 +15,7 @@ from hf_recurrent.cli.data_arguments import (
     token_vocabulary,
 )
 from hf_recurrent.cli.imports import import_libraries
-from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import (
     OneSentenceErrors,
     add_json_argument,
@@ -91,12 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     """Measure, write the results to `--output`, and print them as a table."""
-    check_parent("--output", arguments.output)
-    check_at_least(1, arguments, "num_streams", "block_size")
+    _check(arguments)
     data = dataclass_of(DataArguments, arguments)
-    check_model_name("MODEL", arguments.model)
-    _check_accounts(arguments)
-    _check_record(arguments)
 
     import_libraries()
     from hf_recurrent.checkpoints.files import write_json
@@ -110,7 +106,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    model, tokenizer = _load(arguments, is_text=token_vocabulary(data.corpus) is None)
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    if token_vocabulary(data.corpus) is None:
+        hint = " For other tokenizers, use the metric in metrics/bits_per_byte."
+        check_byte_tokenizer("MODEL", arguments.model, tokenizer, hint)
     if arguments.accounts:
         train, source = load_training_sources(data, tokenizer)
     else:
@@ -165,15 +164,13 @@ def _record(
     record_evaluation(model, arguments.model, source, metrics, settings)
 
 
-def _load(arguments: argparse.Namespace, is_text: bool) -> "tuple[PreTrainedModel, Any]":
-    """The model and its tokenizer, which reads bytes if the data are text."""
-    model, tokenizer = load_model_and_tokenizer(arguments)
-    if is_text and not hasattr(tokenizer, "encode_bytes"):
-        raise ValueError(
-            f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
-            "For other tokenizers, use the metric in metrics/bits_per_byte."
-        )
-    return model, tokenizer
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise an error that names the first argument that is not allowed."""
+    check_parent("--output", arguments.output)
+    check_at_least(1, arguments, "num_streams", "block_size")
+    check_model_name("MODEL", arguments.model)
+    _check_accounts(arguments)
+    _check_record(arguments)
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:

@@ -96,7 +96,7 @@ def named(**arguments: str) -> Iterator[None]:
 
 
 def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise a ValueError that names the first word that is no flag of a parser, and the nearest flag."""
+    """Raise a ValueError that names the first word that is not a flag of a parser, and the nearest flag."""
     known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     for word in normalize(words, known)[0]:
         if word == "--":
@@ -107,7 +107,7 @@ def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> N
 
 
 def unrecognized(word: str, flags: Iterable[str]) -> ValueError:
-    """The error for a word that is no argument, with the nearest flag."""
+    """The error for an unrecognized argument, with the nearest flag."""
     flags = {flag.replace("-", "_").replace("__", "--", 1) for flag in flags}
     hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), sorted(flags))
     return ValueError(f"unrecognized arguments: {word}{hint}")

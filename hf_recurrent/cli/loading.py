@@ -119,12 +119,11 @@ def move_to_device(model: "PreTrainedModel", arguments: argparse.Namespace) -> N
         raise ValueError(f"`--device` is {device!r}; it cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def check_byte_tokenizer(argument: str, name: str, tokenizer: Any) -> None:
-    """Raise a ValueError that names `argument` if a tokenizer has other tokens than bytes."""
+def check_byte_tokenizer(argument: str, name: str, tokenizer: Any, hint: str = "") -> None:
+    """Raise a ValueError that names `argument`, and ends with a hint, if a tokenizer has other tokens than bytes."""
     if not hasattr(tokenizer, "encode_bytes"):
-        raise ValueError(
-            f"`{argument}` is {name!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer."
-        )
+        kind = type(tokenizer).__name__
+        raise ValueError(f"`{argument}` is {name!r}, which has a {kind}; it must have a byte tokenizer.{hint}")
 
 
 def build_new_model(

@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--target", choices=["c"], help="plan the programs of `export --format c` instead of training")
     parser.add_argument(
-        "--inputs", type=int, help="with --target c, a learner of so many measurements, as in `export`"
+        "--inputs", type=int, help="number of measurements of a learner, with --target c, as in `export`"
     )
     parser.add_argument("--targets", type=int, help="with --inputs, values that are learned from them, as in `export`")
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")

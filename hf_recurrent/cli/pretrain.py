@@ -355,7 +355,7 @@ def _exit_on_signal(error: KeyboardInterrupt, run: Run | None) -> NoReturn:
 
 
 def _way_on(run: Run | None) -> str:
-    """How to continue a run that has ended early, if it has a checkpoint."""
+    """The hint that continues a run which has ended early, if it has a checkpoint."""
     if run is None or not list_checkpoints(run.trainer.args.output_dir):
         return ""
     resume = f"--output_dir {shlex.quote(run.trainer.args.output_dir)} --resume_from_checkpoint true"

@@ -70,7 +70,7 @@ def _score(arguments: argparse.Namespace) -> None:
 
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
-            raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
+            raise ValueError(f"`FILE` is {name!r}, which is not text; measure images and tasks with evaluate.")
     dataset = (arguments.text_column, arguments.dataset_split, arguments.dataset_config, arguments.streaming)
     documents, size = read_documents(arguments.files, ReadOptions(*dataset, arguments.binary))
     model, tokenizer = load_recurrent_model(arguments, "; for windows of other models, use evaluate.")

@@ -150,24 +150,24 @@ def _serve(arguments: argparse.Namespace) -> None:
         from hf_recurrent.server.routes import app
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
-    limits, report = _settings(arguments, api_key), partial(_report, arguments.quiet)
+    settings, report = _settings(arguments, api_key), partial(_report, arguments.quiet)
     if arguments.processes == 1:
-        _serve_alone(arguments, limits, None, lambda own, listener: report(own, arguments.host, listener))
+        _serve_alone(arguments, settings, None, lambda own, listener: report(own, arguments.host, listener))
         return
 
     from hf_recurrent.server.processes import Processes
 
-    limits = dataclasses.replace(limits, has_sessions=False, has_page=False)
+    settings = dataclasses.replace(settings, has_sessions=False, has_page=False)
     with app.listen(arguments.host, arguments.port) as listener, _common_store(arguments) as store:
         shared = argparse.Namespace(**vars(arguments) | {"store": store, "session_dir": None})
-        run = partial(_serve_alone, shared, limits, listener)
+        run = partial(_serve_alone, shared, settings, listener)
         processes = Processes(arguments.processes, lambda is_ready: run(lambda *_: is_ready()))
-        processes.serve(lambda: report(limits, arguments.host, listener))
+        processes.serve(lambda: report(settings, arguments.host, listener))
 
 
 def _serve_alone(
     arguments: argparse.Namespace,
-    limits: "ServerSettings",
+    settings: "ServerSettings",
     listener: "socket.socket | None",
     report: Callable[["ServerSettings", "socket.socket"], None],
 ) -> None:
@@ -177,7 +177,7 @@ def _serve_alone(
     if arguments.chat_template is not None:
         tokenizer.chat_template = _chat_template(arguments.chat_template)
     # The page shows bytes.
-    limits = dataclasses.replace(limits, has_page=limits.has_page and hasattr(tokenizer, "encode_bytes"))
+    settings = dataclasses.replace(settings, has_page=settings.has_page and hasattr(tokenizer, "encode_bytes"))
     use_threads(arguments.threads, quiet=arguments.quiet)
 
     from hf_recurrent.server.routes import app, served_model
@@ -189,8 +189,8 @@ def _serve_alone(
             if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
                 print(notice, file=sys.stderr, flush=True)
             listener = listener or app.listen(arguments.host, arguments.port)
-            served = served_model.ServedModel(scheduler, tokenizer, limits)
-            app.run_server(served, listener, partial(report, limits, listener))
+            served = served_model.ServedModel(scheduler, tokenizer, settings)
+            app.run_server(served, listener, partial(report, settings, listener))
     except UnsupportedCache as error:
         raise ValueError(
             f"`MODEL` is {arguments.model!r}, a {type(model).__name__}: {error}. This command serves recurrent "
@@ -214,21 +214,23 @@ def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSett
         hosts=settings.LOOPBACK_HOSTS if is_local else None,
         cors=tuple(arguments.cors),
         log=log,
-        stop_seconds=arguments.stop_seconds,
-        max_body=arguments.max_body,
         has_page=not arguments.no_page,
         is_public=arguments.public,
         shares_prefixes=arguments.share_prefixes,
-        max_new_tokens=arguments.max_new_tokens,
-        seconds=arguments.max_seconds,
+        limits=settings.ServerLimits(
+            max_body=arguments.max_body,
+            max_new_tokens=arguments.max_new_tokens,
+            seconds=arguments.max_seconds,
+            stop_seconds=arguments.stop_seconds,
+        ),
     )
 
 
-def _report(is_quiet: bool, limits: "ServerSettings", host: str, listener: "socket.socket") -> None:
+def _report(is_quiet: bool, settings: "ServerSettings", host: str, listener: "socket.socket") -> None:
     from hf_recurrent.server.routes.app import server_address
 
     if not is_quiet:
-        print(server_address(limits, host, listener), file=sys.stderr, flush=True)
+        print(server_address(settings, host, listener), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -95,17 +95,15 @@ def add_watch_arguments(parser: Any) -> None:
         help="share of the lines of a log to flag while nothing is wrong (default: 0.01)",
     )
     judging.add_argument(
-        "--alarms_per_day", type=float, metavar="N", help="flag about so many events a day of the log's own time"
+        "--alarms_per_day", type=float, metavar="N", help="flag about N events per day of the log's own time"
     )
-    judging.add_argument(
-        "--session", metavar="REGEX", help="what names a session, such as 'req-\\w+' (default: found by itself)"
-    )
+    judging.add_argument("--session", metavar="REGEX", help="names a session, such as 'req-\\w+' (default: detected)")
     judging.add_argument(
         "--session_idle",
         type=float,
         default=1800,
         metavar="SECONDS",
-        help="a session without a line for so long has ended (default: 1800; lines, in a log without times)",
+        help="idle time after which a session has ended (default: 1800; lines, in a log without times)",
     )
     output = parser.add_argument_group("results")
     output.add_argument("--explain", action="store_true", help="show the nearest line that came before, too")
@@ -142,7 +140,7 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
         OSError, ValueError, ImportError: an argument is not allowed, or a file cannot be used.
     """
     from hf_recurrent.watch.compressed_log import expand_logs
-    from hf_recurrent.watch.watch_run import OUTPUTS, WatchOptions, open_watch
+    from hf_recurrent.watch.watch_run import OUTPUTS, ReadingOptions, WatchOptions, open_watch
     from hf_recurrent.watch.watched_log import WatchSettings
 
     _check(arguments, OUTPUTS)
@@ -155,11 +153,12 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
         if log != "-" and Path(log).is_dir():
             raise ValueError(f"`LOG` is {log!r}, a directory; it must be a file.")
     arguments.redact_pattern = tuple(arguments.redact_pattern)
-    return open_watch(dataclass_of(WatchOptions, arguments), dataclass_of(WatchSettings, arguments), logs)
+    parts = (dataclass_of(kind, arguments) for kind in (WatchOptions, ReadingOptions, WatchSettings))
+    return open_watch(*parts, logs)
 
 
 def default_directory(logs: Sequence[str]) -> Path:
-    """Where the state of a watch of these logs is."""
+    """Default directory of the state of a watch of these logs."""
     names = "+".join("stdin" if log == "-" else os.path.basename(log).replace("*", "_") for log in logs)
     return Path("runs", f"watch-{names}"[:100])
 

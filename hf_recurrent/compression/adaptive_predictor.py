@@ -26,7 +26,7 @@ _RATES = 100  # different learning rates, from the first to the last
 
 @dataclass(frozen=True)
 class AdaptiveSettings:
-    """How the model learns.
+    """Settings of the learning model.
 
     Args:
         learning_rate: at the beginning; it falls linearly to `final_rate` of it at the end of the data.

@@ -154,7 +154,7 @@ def check_output(output: Path, *, force: bool, resume: bool) -> None:
     if output.is_dir():
         raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
     if output.exists() and not output.is_file():
-        raise ValueError(f"`--output` is {str(output)!r}, which is no regular file; give the name of a file, or -.")
+        raise ValueError(f"`--output` is {str(output)!r}, which is not a regular file; give the name of a file, or -.")
     if output.exists() and not force:
         raise FileExistsError(f"`--output` is {str(output)!r}, which exists; add --force to replace it.")
     unfinished = _partial_directory(output)

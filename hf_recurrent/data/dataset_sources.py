@@ -71,7 +71,8 @@ def _documents(name: str, dataset: Any, column: str) -> Iterator[Document]:
 def is_dataset(source: Any) -> bool:
     """True for a dataset, or a dictionary of splits, of the `datasets` library."""
     datasets = sys.modules.get("datasets")  # an object of it exists only if it is loaded
-    return datasets is not None and isinstance(source, datasets.Dataset | datasets.IterableDataset | _splits(datasets))
+    names = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    return datasets is not None and isinstance(source, tuple(getattr(datasets, name) for name in names))
 
 
 def dataset_name(dataset: Any) -> str:
@@ -96,10 +97,6 @@ def given_dataset(dataset: Any, options: ReadOptions) -> Source:
         if dataset.format["type"] != "custom":  # values as Python has them; a transform is part of the content
             dataset = dataset.with_format(None)
     return _source(name, dataset, identity, options.text_column)
-
-
-def _splits(datasets: Any) -> Any:
-    return datasets.DatasetDict | datasets.IterableDatasetDict
 
 
 def _choose_split(name: str, splits: Any, split: str) -> Any:

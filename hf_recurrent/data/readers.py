@@ -23,7 +23,7 @@ from hf_recurrent.data.documents import Document, column_bytes, missing_column
 
 Reader = Callable[[Path, str], Iterator[Document]]
 
-# Bytes of a document that has to be in memory as a whole: a line of JSON, a row of Parquet.
+# Bytes of a document that must be in memory as a whole: a line of JSON, a row of Parquet.
 LARGEST_DOCUMENT = 1 << 28
 _LARGEST_HEADER = 1 << 24
 # Rows of Parquet that are in memory together: all of them may repeat the largest value.
@@ -138,7 +138,7 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
 
     with tempfile.TemporaryFile() as unpacked:
         source: object = path
-        if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it has to be unpacked first
+        if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it is unpacked first
             unpacked.writelines(read_chunks(path))
             unpacked.seek(0)
             source = unpacked

@@ -1,4 +1,4 @@
-"""Losses by kind of byte: where a word begins or goes on, and after contexts that are known or new.
+"""Losses by kind of byte: at the beginning of a word or inside it, and after contexts that are known or new.
 
 Shape letters: T bytes of a document.
 """

@@ -1,6 +1,6 @@
 """Windows of bytes that occur again: in a document, and in training text.
 
-Windows are compared by hashes of 64 bits, so a wrong match is as good as impossible.
+Windows are compared by hashes of 64 bits, so a wrong match is practically impossible.
 
 Shape letters: T bytes of a document.
 """

@@ -20,7 +20,7 @@ _LONGEST = 1 << 40  # tokens: a state has no longest context
 
 @register_model("hf-recurrent")
 class RecurrentLM(HFLM):
-    """A recurrent model with a byte tokenizer; all other arguments are those of lm-eval's model "hf".
+    """A recurrent model with a byte tokenizer; all other arguments are as for lm-eval's model "hf".
 
     Args:
         pretrained: directory, repository or model.

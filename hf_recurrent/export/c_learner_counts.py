@@ -21,7 +21,7 @@ BEGINS_BYTES = 8  # after the state: whether the last byte is the first of its e
 
 
 class CountPlan:
-    """Where the count memory of a model lies in the bytes of a learner.
+    """Layout of a model's count memory in the bytes of a learner.
 
     Attributes:
         offsets: name of an array → its first byte; the state of the stream is "state".
@@ -44,7 +44,7 @@ class CountPlan:
 
     @property
     def file_bytes(self) -> int:
-        """Of the file of weights."""
+        """Bytes of the file of weights."""
         return 0 if self.is_empty else self.learned_bytes
 
     @property
@@ -94,7 +94,7 @@ class CountPlan:
 
 
 def count_plan(model: torch.nn.Module) -> CountPlan | None:
-    """Of the count memory of a model, if it has one."""
+    """The plan of the count memory of a model, if it has one."""
     memory = getattr(model, "count_memory", None)
     return None if memory is None else CountPlan(memory)
 

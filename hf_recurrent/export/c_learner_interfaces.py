@@ -8,7 +8,7 @@ from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
 
 
 def token_interface(vocab_size: int, end: int | None, predict: str, counts: CountPlan | None) -> Interface:
-    """Of a learner of tokens.
+    """The interface of a learner of tokens.
 
     Args:
         vocab_size: V.
@@ -84,7 +84,7 @@ AFTER
 
 
 def vector_interface(size: int, window: int, predict: str, targets: int | None = None) -> Interface:
-    """Of a learner of vectors.
+    """The interface of a learner of vectors.
 
     Args:
         size: values of a vector.
@@ -128,14 +128,14 @@ _DECLARED_VECTORS = """/* The next vector. Returns NAME_OK or NAME_NO_CONTEXT. *
 int NAME_predict(struct NAME_learner *learner, float *values);
 /* Read a vector and learn from it; `score` gets the squared error of its prediction over the usual one: about 1 if it
  * was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
- * weights and state are those before the vector. */
+ * weights and state are as before the vector. */
 int NAME_learn(struct NAME_learner *learner, const float *values, float *score);"""
 _DECLARED_TARGETS = """/* The target of a vector; nothing changes. Returns NAME_OK or NAME_BAD_INPUT. */
 int NAME_predict(struct NAME_learner *learner, const float *values, float *target);
 /* Read a vector and learn its target; `score` gets the squared error of its prediction over the usual one, about 1.
- * After NAME_BAD_INPUT and NAME_DIVERGED, weights and state are those before the vector. */
+ * After NAME_BAD_INPUT and NAME_DIVERGED, weights and state are as before the vector. */
 int NAME_learn(struct NAME_learner *learner, const float *values, const float *target, float *score);"""
-_SCALING = """/* Factor of a running mean that has seen so many values. */
+_SCALING = """/* Factor of a running mean over `seen` values. */
 static float NAME_rate(uint32_t seen) {
     return fmaxf(1.0f / ((float)seen + 1.0f), 1.0f / WINDOW);
 }

@@ -1,4 +1,4 @@
-"""Where everything lies in the struct of an exported learner, and in its files."""
+"""Layout of the struct of an exported learner, and of its files."""
 
 import math
 import re
@@ -54,11 +54,11 @@ class Part(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Of an element in C."""
+        """The type of an element in C."""
         return "int16_t" if self.is_fixed else "uint16_t" if self.is_half else "float"
 
     def encode(self, tensor: torch.Tensor) -> bytes:
-        """The array as it lies in the struct."""
+        """The array as stored in the struct."""
         tensor = tensor.reshape(-1).float()
         if self.is_fixed:
             return (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1).numpy().astype("<i2").tobytes()
@@ -93,7 +93,7 @@ class TrainedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnerSetting:
-    """How an exported learner learns.
+    """Settings of an exported learner.
 
     Args:
         optimizer: AdamW, RMSprop or SGD without weight decay and momentum, of all trained parameters of the model;
@@ -132,7 +132,7 @@ class LearnerSetting:
 
     @property
     def dense(self) -> torch.optim.Optimizer:
-        """Of the parameters that are no tables."""
+        """The optimizer of the parameters other than tables."""
         return next(part for part in self.parts if not isinstance(part, RowwiseAdagrad))
 
     def table_group(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class LearnerSetting:
 
 
 def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> LearnerSetting:
-    """How a learner of tokens learns.
+    """Settings of a learner of tokens.
 
     Raises:
         ValueError: it does not learn by the rule "rtrl" with stride 1.
@@ -157,7 +157,7 @@ def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> Learner
 
 
 class LearnerPlan:
-    """Where everything lies in the struct of a learner.
+    """Layout of the struct of a learner.
 
     Args:
         block: of one step.
@@ -251,7 +251,7 @@ class LearnerPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the file of weights, without counts."""
+        """Bytes of the file of weights, without counts."""
         return sum(part.size * (2 if part.is_short else 4) for part in self.weight_parts)
 
     def split_weights(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ MOST_CHANNELS = 4  # of a group
 
 
 class Layout(NamedTuple):
-    """Where the tensors of a learner lie.
+    """Addresses of the tensors of a learner.
 
     Args:
         parameters: weights in memory, and their offsets in the array of weights; gradients have the same ones.

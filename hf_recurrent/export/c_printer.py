@@ -217,7 +217,7 @@ class CPrinter:
         return leaf(addresses)
 
     def _addresses(self, value: Expression) -> Tensor:
-        """Of the elements of a value, which is stored if it has to be computed."""
+        """Addresses of the elements of a value, which is stored if it is computed."""
         if value.text == "0.0f":
             return torch.full(value.shape, ZERO)
         return value.leaves[0] if value.text == "{0}" else self._store(value).leaves[0]

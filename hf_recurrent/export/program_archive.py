@@ -83,9 +83,9 @@ def _fields(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _check_field(key: str, value: Any) -> None:
     if key in _FOREIGN_KEYS:
-        raise _Refusal(f"holds {key!r}, which is no part of a step")
+        raise _Refusal(f"holds {key!r}, which is not part of a step")
     if key == "target" and not _is_allowed(value):
-        raise _Refusal(f"calls {value!r}, which is no operation of a step")
+        raise _Refusal(f"calls {value!r}, which is not an operation of a step")
     if key == "expr_str" and not _SYMBOL.fullmatch(value):
         raise _Refusal(f"has the expression {value!r}, which is more than a symbol")
     if (key == "as_string" and value not in _TEXTS) or key == "as_strings":

@@ -72,7 +72,7 @@ class ExportSpecification:
         """The inverse of `to_json`; `path` names the file in errors.
 
         Raises:
-            ValueError: the value is no specification, or one of another version.
+            ValueError: the value is not a specification, or has another version.
         """
         if not isinstance(value, dict) or "format" not in value:
             raise ValueError(f"`{path}` is not the specification of an exported program.")

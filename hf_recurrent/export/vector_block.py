@@ -61,7 +61,7 @@ class VectorBlock:
 
 
 def vector_setting(learner: VectorLearner, numbers: str) -> LearnerSetting:
-    """How a learner of vectors learns in C."""
+    """Settings of a learner of vectors in C."""
     return LearnerSetting(learner.optimizer, learner.settings.max_grad_norm, None, numbers)
 
 

@@ -173,7 +173,7 @@ class ConstraintPosition:
 
 
 class Follower:
-    """One text that grows; it keeps nothing of earlier positions, so that a long text needs no more memory.
+    """One text that grows: its matcher advances in place; a position forks it, which takes ten times as long.
 
     Attributes:
         has_ended: the end token was added.

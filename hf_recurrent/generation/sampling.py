@@ -20,7 +20,7 @@ from hf_recurrent.argument_checks import check_sampling
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of a text are chosen.
+    """Sampling of the tokens of a text.
 
     Args:
         temperature: divides the logits; 0 takes the most likely token.

@@ -64,7 +64,7 @@ h, state = scan.linear_scan(a, b, state)
 print(scan.available_backends())
 ```
 
-Layers for `kernelize`: `LinearScan(a, b, initial_state)`, and `SelectiveScan`, which stands for `selective_scan_fn` in
+Layers for `kernelize`: `LinearScan(a, b, initial_state)`, and `SelectiveScan`, which replaces `selective_scan_fn` in
 Mamba, FalconMamba and Jamba of transformers. Both work with `torch.compile` and have a backward pass.
 
 | build variant | backend |

@@ -44,15 +44,15 @@ def check_readable(
 
 def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
     """The address of a tensor on the CPU that passes [`check_readable`]."""
-    usual = (
+    usual = (  # the same checks of a contiguous tensor, for steps that take microseconds
         type(tensor) in _PLAIN
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype is dtype
         and tensor.numel() == elements
-        and not (tensor.is_neg() or tensor.is_conj())
-        and (strided or tensor.is_contiguous())
-        and _required_bytes(tensor) <= tensor.untyped_storage().nbytes()
+        and tensor.is_contiguous()
+        and not (tensor.is_neg() or (dtype.is_complex and tensor.is_conj()))
+        and (tensor.storage_offset() + elements) * dtype.itemsize <= tensor.untyped_storage().nbytes()
     )
     if usual and (pointer := tensor.data_ptr()):
         return pointer
@@ -64,22 +64,8 @@ def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, str
 
 
 def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtype: torch.dtype) -> list[int]:
-    """[`address`] of each named tensor with that many elements of a real type, for calls that take microseconds."""
-    found = []
-    for name, elements in sizes:
-        tensor = tensors[name]
-        usual = (
-            type(tensor) in _PLAIN
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-            and tensor.dtype is dtype
-            and tensor.numel() == elements
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-            and (tensor.storage_offset() + elements) * dtype.itemsize <= tensor.untyped_storage().nbytes()
-        )
-        found.append((usual and tensor.data_ptr()) or address(name, tensor, dtype, elements))
-    return found
+    """[`address`] of each named tensor with that many elements."""
+    return [address(name, tensors[name], dtype, elements) for name, elements in sizes]
 
 
 def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:

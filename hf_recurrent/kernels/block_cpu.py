@@ -60,7 +60,7 @@ class BlockProgram(Program):
 
         Raises:
             UnreadableTensor: a tensor is not what the operations need.
-            WeightsChanged: the program has to be made again; nothing was changed but outputs.
+            WeightsChanged: the program must be recompiled; nothing was changed but outputs.
         """
         self._bind(inputs, self._inputs, 1)
         self._bind(outputs, self._outputs, 1 + len(self._inputs))
@@ -109,7 +109,7 @@ class Trained(NamedTuple):
 
 
 class WeightUpdate:
-    """The step of an optimizer without weight decay for all parameters, whose gradients lie in one tensor.
+    """The step of an optimizer without weight decay for all parameters, whose gradients are in one tensor.
 
     Args:
         kind: "adamw" or "rmsprop".

@@ -158,7 +158,7 @@ _REDUCTIONS = {0: None, 2: "sum"}
 def _nll_loss(t: Lowering, x, labels, weight, reduction, ignored):
     _check_loss(weight, reduction, ignored)
     losses = t.graph.add("nll_loss", x.shape[:1], [x, labels], steps=x.shape[0], width=x.shape[1])
-    total = t.filled((), 0)  # of the weights; nobody reads it without weights
+    total = t.filled((), 0)  # of the weights; unused without weights
     return [losses if reduction == 0 else t.reduce(losses, None, False, "sum"), total]
 
 

@@ -1,7 +1,7 @@
 """The count memory as a compiled kernel: plain C, loaded with ctypes.
 
 Importing this module raises ImportError where the kernel was not built, or was built from another version of its
-source. The numbers are those of the reference in `modeling/contexts/count_memory_reference.py`, bit for bit.
+source. The numbers equal the reference in `modeling/contexts/count_memory_reference.py`, bit for bit.
 
 Shape letters: B streams, T steps.
 """
@@ -89,7 +89,7 @@ def small_library() -> ctypes.CDLL:
 
 
 def _address(array: Any | None) -> int | None:
-    """Of an array or a tensor, which may be None."""
+    """The address of an array or a tensor, which may be None."""
     if array is None:
         return None
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
@@ -101,7 +101,7 @@ def _rates(rates: "Rates"):
 
 
 class Memory:
-    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]; raises ImportError as this module does."""
+    """A long-term memory in arrays of [`MemoryShape.buffers`]; raises ImportError as this module does."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: "MemoryShape"):
         self._arrays = arrays  # keeps them alive

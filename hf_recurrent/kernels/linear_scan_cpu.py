@@ -85,7 +85,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor (B,T,S) whose channels are neighbours, with the strides of B and T; a copy only if it has to be one."""
+    """A tensor (B,T,S) whose channels are neighbours, with the strides of B and T; a copy only if needed."""
     tensor = _plain(tensor)
     stream, step, channel = tensor.stride()
     if channel != 1:
@@ -110,7 +110,7 @@ def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtyp
 
 
 def _resets(reset_mask: Tensor | None) -> tuple[Tensor | None, int]:
-    """A contiguous mask, which has to be kept, and its address."""
+    """A contiguous mask, which the caller must keep alive, and its address."""
     if reset_mask is None:
         return None, 0
     reset_mask = reset_mask.contiguous()

@@ -204,7 +204,10 @@ TARGET static void NAME(transposed_product)(
 #define HAS_ROUNDED 0
 #endif
 
-/* ---- Parts, which threads claim: rows of a product, and of those that are added to its result ---- */
+/* ---- Parts, which threads claim: rows of a product, and of those that are added to its result ----
+ *
+ * The last products come first: parts of transposed products, the gradients of weights, are the longest, and at the end
+ * other threads would wait for them. */
 
 /* Rows of a part. Parts of transposed products read b again, so they are as large as the threads allow. */
 INLINE int64_t NAME(rows_of_part)(const struct products *all, const struct product *one)
@@ -223,12 +226,14 @@ INLINE int64_t NAME(parts_of_product)(const struct products *all, const struct p
 TARGET static void NAME(product_part)(const void *argument, int64_t part)
 {
     const struct products *all = argument;
-    const struct product *one = all->list, *const last = all->list + all->count;
-    for (; part >= NAME(parts_of_product)(all, one); ) {
-        part -= NAME(parts_of_product)(all, one);
+    const struct product *const last = all->list + all->count, *one = last;
+    for (;;) {
         do
-            one++;
+            one--;
         while (one->continues);
+        if (part < NAME(parts_of_product)(all, one))
+            break;
+        part -= NAME(parts_of_product)(all, one);
     }
     const int64_t size = NAME(rows_of_part)(all, one), blocks = UP(one->rows, size);
     const int64_t first = part % blocks * size, end = LESS(first + size, one->rows);

@@ -212,7 +212,7 @@ TARGET static void NAME(embedding)(const struct embedding *one, const void *tabl
     memcpy(to, (const REAL *)table + begin, one->width * sizeof(REAL));
 }
 
-/* The rows of n-grams of several windows, one after another; what is no id counts as no byte. */
+/* The rows of n-grams of several windows, one after another; a value that is not an id counts as no byte. */
 TARGET static void NAME(ngrams)(
     const struct ngrams *one, const void *table, const REAL *scale, const int64_t *factors, const int64_t *lengths,
     const REAL *window, REAL *to)

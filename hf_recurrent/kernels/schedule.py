@@ -16,7 +16,7 @@ class Schedule:
 
     Args:
         graph: of a step or block.
-        needed: buffers that somebody reads afterwards.
+        needed: buffers that are read afterwards.
         emit: called with every other node in order.
         emit_maps: called with every group of maps that run together, and the temporary in which each result that is
             not stored lies.

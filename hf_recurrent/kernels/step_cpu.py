@@ -125,7 +125,7 @@ class StepProgram(Program):
 
         Raises:
             UnreadableTensor: a tensor is not what the operations need, or the memory of a weight was freed.
-            WeightsChanged: the program has to be made again.
+            WeightsChanged: the program must be recompiled.
         """
         new = {
             name: torch.empty_like(tensors[name])

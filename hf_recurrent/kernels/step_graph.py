@@ -1,6 +1,6 @@
 """The graph of one step or block: how each vector of a stream is computed. Runners and printers work on it.
 
-A value is a tensor as `forward` sees it, for one stream. Its elements lie in buffers; `index` holds their addresses.
+A value is a tensor as `forward` sees it, for one stream. Its elements are in buffers; `index` holds their addresses.
 Operations that only move elements (views, slices, transposes, concatenations) apply to the index and cost nothing
 until an operation needs the elements next to one another.
 """
@@ -58,7 +58,7 @@ class Value:
 
     Args:
         shape: as `forward` sees it.
-        buffer: the elements in order, or None if `index` has to be used.
+        buffer: the elements in order, or None if `index` is needed.
         index: addresses of the elements, int64 of that shape.
         is_bool: elements are 0 and 1.
     """

@@ -91,7 +91,7 @@ class StepTrace(TorchDispatchMode):
         self._memory.setdefault(_storage(tensor), []).append(tensor)
 
     def _check(self, function: Any, tensor: Tensor, value: Any) -> None:
-        if value is None:  # a result that no node computes; nobody reads it, or the value is missed there
+        if value is None:  # a result that no node computes: it is unused, or its reader fails
             return
         real, expected = value.real if isinstance(value, ComplexValue) else value, tensor.shape
         if real.shape != expected or (tensor.is_floating_point() and tensor.dtype != self.graph.dtype):
@@ -220,7 +220,7 @@ class StepTrace(TorchDispatchMode):
         return tensor.to(self.graph.dtype).contiguous().clone()
 
     def owner(self, tensor: Tensor) -> Tensor:
-        """The weight that a constant lies in, whose version counts changes in place, or the constant itself."""
+        """The weight that a constant is part of, whose version counts changes in place, or the constant itself."""
         storage = _storage(tensor)
         return next((weight for weight in self._weights.values() if _storage(weight) == storage), tensor)
 

@@ -1,4 +1,4 @@
-"""How many threads kernels use on a CPU."""
+"""Number of threads that kernels use on a CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

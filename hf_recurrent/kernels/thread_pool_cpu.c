@@ -17,9 +17,10 @@
 #define SPIN 300000
 #define NAP 50000
 /* On busy cores a worker keeps the others waiting for the time slice of another program, or takes their core from them.
- * After a loss of more than LATE, and of what is usual for a call of its length, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long
- * if that happens again, and shorter after calls without a loss. */
-#define LATE 200000
+ * A thread that works loses the time in which it does not run. After a loss of more than LOST, and of an eighth of the
+ * call, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long if that happens again,
+ * and shorter after calls without a loss. */
+#define LOST 200000
 #define FIRST_PAUSE 4000000
 #define LONGEST_PAUSE 500000000
 
@@ -33,6 +34,7 @@ static int workers;  /* threads of the pool; changed by the call that has the po
 static int wanted;   /* workers that may still join the current call */
 static int finished; /* workers that have joined it and are done */
 static int asleep;   /* workers that wait for a signal */
+static int64_t lost; /* nanoseconds that a thread of the call has lost, the most of all */
 static int64_t pause_length = FIRST_PAUSE, paused_until;
 
 #define GET(x) __atomic_load_n(&(x), __ATOMIC_SEQ_CST)
@@ -95,6 +97,17 @@ static void work(void *argument)
 #endif
 }
 
+/* As `work`; the time in which this thread did not run goes to `lost`. */
+static void work_by_the_clock(struct call *call)
+{
+    const int64_t begin = now(), run = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    work(call);
+    const int64_t own = now() - begin - (nanoseconds(CLOCK_THREAD_CPUTIME_ID) - run);
+    for (int64_t most = GET(lost); own > most;)
+        if (__atomic_compare_exchange_n(&lost, &most, own, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            break;
+}
+
 static void *worker(void *unused)
 {
     (void)unused;
@@ -109,7 +122,7 @@ static void *worker(void *unused)
         }
         int left = GET(wanted);
         if (left > 0 && __atomic_compare_exchange_n(&wanted, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-            work(current); /* the call waits for those that have joined */
+            work_by_the_clock(current); /* the call waits for those that have joined */
             __atomic_fetch_add(&finished, 1, __ATOMIC_SEQ_CST);
         }
     }
@@ -140,7 +153,7 @@ static void share_in_pool(struct call *call, int threads)
         work(call);
         return;
     }
-    const int64_t begin = now(), begin_of_work = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    const int64_t begin = now();
     if (begin < paused_until) {
         pthread_mutex_unlock(&pool_in_use);
         work(call);
@@ -150,22 +163,20 @@ static void share_in_pool(struct call *call, int threads)
     const int offered = workers < threads - 1 ? workers : threads - 1;
     current = call;
     finished = 0;
+    SET(lost, 0);
     SET(wanted, offered);
     if (GET(asleep)) {
         pthread_mutex_lock(&lock);
         pthread_cond_broadcast(&work_is_there);
         pthread_mutex_unlock(&lock);
     }
-    work(call);
+    work_by_the_clock(call);
     const int joined = offered - __atomic_exchange_n(&wanted, 0, __ATOMIC_SEQ_CST);
-    const int64_t done = now();
     for (int seen; (seen = GET(finished)) < joined;)
         if (!changes(&finished, seen))
             nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
-    const int64_t time = now(), lost = time - begin - (nanoseconds(CLOCK_THREAD_CPUTIME_ID) - begin_of_work);
-    /* The last part of a worker takes its time, and interrupts take a share of a long call. */
-    const int64_t part = (done - begin) * (offered + 1) / call->parts;
-    if (time - done > LATE + part || lost > LATE + (time - begin) / 8) {
+    const int64_t time = now();
+    if (GET(lost) > LOST + (time - begin) / 8) {
         SET(paused_until, time + pause_length);
         pause_length = 2 * pause_length < LONGEST_PAUSE ? 2 * pause_length : LONGEST_PAUSE;
     } else if (pause_length > FIRST_PAUSE)

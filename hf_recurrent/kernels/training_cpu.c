@@ -15,7 +15,7 @@
 struct product { /* to (rows, width) = a · b, or with `add` += */
     int64_t rows, depth, width, a, a_row, a_depth, b, b_depth, b_column, to, to_row, add;
     int64_t packed, packs; /* memory for b as panels, or 0 with a transposed a; whether this product fills it */
-    int64_t continues;     /* to is that of the product before, of the same rows */
+    int64_t continues;     /* `to` is the same as in the product before, with the same rows */
 };
 
 struct products {

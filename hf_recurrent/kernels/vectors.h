@@ -63,7 +63,7 @@ INLINE TARGET void NAME(sums)(VECTOR *x)
 #undef ADD_HALVES
 }
 
-/* ---- Rows whose length is no multiple of LANES. Where there are masks, parts of vectors need no call of memcpy, which
+/* ---- Rows whose length is not a multiple of LANES. Where there are masks, parts of vectors need no call of memcpy, which
  * would keep all vectors of a loop out of registers. ---- */
 #undef MASKED
 #if LEVEL_NUMBER == 2 && IS_FLOAT

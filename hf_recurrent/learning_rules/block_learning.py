@@ -177,7 +177,7 @@ class BlockLearning:
         if self._compiled is None and self.problem is None:
             self._compile()
         if self.problem is not None or self._compiled.is_observed():
-            raise Uncompilable(self.problem or "somebody watches the model")
+            raise Uncompilable(self.problem or "hooks, autocast, a dispatch mode or several threads are active")
 
     def begin(self) -> None:
         """Look at the model again before the next block: the caller may have changed it."""
@@ -264,7 +264,7 @@ class BlockLearning:
         self.problem, self._update = "plain torch was asked for", None
 
     def write_steps(self) -> None:
-        """Bring the optimizer's state up to date, before somebody reads it."""
+        """Bring the optimizer's state up to date before it is read."""
         if self._update is not None:
             self._update.write_steps()
 

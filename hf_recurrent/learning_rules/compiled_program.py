@@ -54,7 +54,7 @@ class CompiledProgram:
         return self.watch.unchanged() and self._trained() == self.trained
 
     def is_observed(self) -> bool:
-        """True while somebody wants to see or change the operations, or several threads are faster."""
+        """True while hooks or modes observe the operations, or several threads are faster."""
         return bool(
             any(_ROOT_HOOKS(self.model))
             or any(map(any, map(_MODULE_HOOKS, self.modules)))

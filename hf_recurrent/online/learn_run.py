@@ -299,7 +299,9 @@ class LearnRun:
             self._write(learner.record(), measure=True)
         learning = learner.learn(read_until(stop, self.source), options.report_every)
         for record in show_progress(learning, learner.settings.window, options.quiet, self._size()):
-            due = self._is_due()
+            unsaved = learner.bytes_read - self.saved
+            is_late = unsaved > 0 and time.monotonic() - self.saved_at >= _SAVE_SECONDS
+            due = is_late or unsaved >= options.save_every
             self._write(record, measure=due)
             if due:
                 self._save()
@@ -324,11 +326,6 @@ class LearnRun:
             words += f" To go back to {self._checkpoint(before)}, remove the newer checkpoint"
             words += " and rerun with --resume and a smaller --learning_rate."
         return words
-
-    def _is_due(self) -> bool:
-        unsaved = self.learner.bytes_read - self.saved
-        slow = unsaved > 0 and time.monotonic() - self.saved_at >= _SAVE_SECONDS
-        return unsaved >= self.options.save_every or slow
 
     def _write(self, record: PrequentialRecord, measure: bool) -> None:
         if measure and self.held_out is not None:

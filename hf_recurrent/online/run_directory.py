@@ -21,7 +21,8 @@ def find_checkpoint(directory: Path, resume: bool, restart: bool) -> str | None:
     name = f"`--output_dir` is {str(directory)!r}"
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{name}; it must be a directory.")
-    if not directory.exists() or all(_is_temporary(path) for path in directory.iterdir()):
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    if all(name == LOCK_FILE or name.startswith(STAGING_PREFIX) for name in names):
         return None
     if not (resume or restart):
         raise ValueError(f"{name}; it must be empty. To continue the run in it, add --resume.")
@@ -59,10 +60,6 @@ def remove_run(directory: Path) -> None:
     while checkpoints := list_checkpoints(directory):  # again for those with a temporary name too
         for path in checkpoints:
             shutil.rmtree(path)
-
-
-def _is_temporary(path: Path) -> bool:
-    return path.name == LOCK_FILE or path.name.startswith(STAGING_PREFIX)
 
 
 def _is_of_a_learner(checkpoint: str) -> bool:

@@ -1,8 +1,9 @@
-"""Recognizing a file that was read before by its bytes instead of its name."""
+"""Recognizing a file that was read before by its bytes instead of its name, and changes of one that grows."""
 
 import hashlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 _FIRST, _LAST = 1 << 12, 1 << 16
@@ -51,6 +52,22 @@ def read_at(file: IO[bytes], offset: int, count: int) -> bytes:
     data = file.read(count)
     file.seek(position)
     return data
+
+
+def has_before(file: IO[bytes], position: int, data: bytes) -> bool:
+    """True if a file still has these bytes before a position; False if it was truncated or rewritten."""
+    return read_at(file, position - len(data), len(data)) == data
+
+
+def file_change(path: Path, file: IO[bytes]) -> str | None:
+    """Change of an open file that was read to its end: "replaced", "removed" or "truncated"; None if it only grew."""
+    now = os.fstat(file.fileno())
+    try:
+        if not os.path.samestat(now, os.stat(path)):
+            return "replaced"
+    except FileNotFoundError:
+        return "removed"
+    return "truncated" if now.st_size < file.tell() else None
 
 
 def identity_of(status: os.stat_result, digest: str) -> dict[str, Any]:

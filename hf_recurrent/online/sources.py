@@ -4,7 +4,6 @@ A source is an iterator over chunks of bytes. An empty chunk means that no data 
 reader can do other work. A source that fails raises an OSError.
 """
 
-import io
 import ipaddress
 import os
 import re
@@ -20,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
-from hf_recurrent.online.source_identity import ChangedSourceError, ReadBytes, identity_of, is_same_file, read_at
+from hf_recurrent.online.source_identity import (
+    ChangedSourceError,
+    ReadBytes,
+    file_change,
+    has_before,
+    identity_of,
+    is_same_file,
+)
 
 STANDARD_INPUT = "-"
 _CHUNK = 1 << 16
@@ -138,10 +144,14 @@ def _read_file(path: Path, follow: bool, start: int, timeout: float | None, befo
 
     def read() -> bytes | None:
         chunk, change = file.read(_CHUNK), None
-        if not chunk and follow and regular and (change := _change(path, file)):
+        if not chunk and follow and regular and (change := file_change(path, file)):
             chunk = file.read(_CHUNK)  # appended just before the change
         if chunk and regular:
-            _check_before(name, file, file.tell() - len(chunk), before)
+            position = file.tell() - len(chunk)
+            if not has_before(file, position, before.last(_COMPARED)):
+                raise ChangedSourceError(
+                    f"The source {name!r} was changed while it was read: it has other bytes before byte {position:,}."
+                )
         if chunk or not follow:
             return chunk
         if change:
@@ -157,27 +167,6 @@ def _read_file(path: Path, follow: bool, start: int, timeout: float | None, befo
 
 def _open_without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _check_before(name: str, file: io.FileIO, position: int, before: ReadBytes) -> None:
-    """Raise an error if the file was truncated and has grown again since the last read."""
-    expected = before.last(_COMPARED)
-    if read_at(file, position - len(expected), len(expected)) != expected:
-        raise ChangedSourceError(
-            f"The source {name!r} was changed while it was read: it has other bytes before byte {position:,}."
-        )
-
-
-def _change(path: Path, file: io.FileIO) -> str | None:
-    """Change of a file that was read to its end, for an error message; None if it was only appended to."""
-    now = os.fstat(file.fileno())
-    try:
-        replaced = not os.path.samestat(now, os.stat(path))
-    except FileNotFoundError:
-        replaced = True
-    if replaced:
-        return "replaced or removed"
-    return "truncated" if now.st_size < file.tell() else None
 
 
 def _skip(chunks: Iterator[bytes], start: int, name: str, read: ReadBytes) -> Iterator[bytes]:

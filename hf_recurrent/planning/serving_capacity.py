@@ -1,4 +1,4 @@
-"""How many users a server of a model has room and time for."""
+"""Number of users for which a server of a model has room and time."""
 
 import time
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def serving_capacity(model: PreTrainedModel, rows: int, user_rate: float) -> Ser
 
 
 def _tokens_per_second(model: PreTrainedModel, rows: int) -> float:
-    """Of one core: in processor time, so that other programs do not count."""
+    """Tokens that one core reads in a second of processor time, so that other programs do not count."""
     state: RecurrentState = model.init_state(rows)
     ids = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
     for _ in range(3):  # the first steps compile

@@ -97,7 +97,7 @@ def setting_of(
 
     Raises:
         FileNotFoundError: `config_file` does not exist.
-        ValueError: it is no configuration of accelerate, or does not ask for DDP or FSDP2.
+        ValueError: it is not a configuration of accelerate, or does not ask for DDP or FSDP2.
     """
     launch = _launch_settings(config_file) if config_file is not None else {}
     sharding = launch.get("sharding")

@@ -243,7 +243,7 @@ class SafeBlobs:
         except Exception as error:
             if not self.failures:
                 _log.warning(
-                    "The store failed: %s: %.200s. The server goes on without it.", type(error).__name__, error
+                    "The store failed: %s: %.200s. The server continues without it.", type(error).__name__, error
                 )
             self.failures += 1
             self._down_until = time.monotonic() + _RETRY_SECONDS
@@ -266,12 +266,12 @@ def open_blobs(address: str | None, max_bytes: int) -> SafeBlobs:
 
 
 def _written(info: dict[str, Any]) -> str:
-    """When a file was written, for sorting the files of one file system."""
+    """Time at which a file was written, for sorting the files of one file system."""
     return str(next((info[key] for key in ("mtime", "created", "LastModified") if key in info), ""))
 
 
 def _checksum(name: str, data: bytes) -> bytes:
-    """Of a piece under its name, so that no piece is taken for another one."""
+    """Checksum of a piece and its name, so that pieces are not confused."""
     return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES, key=hashlib.sha256(name.encode()).digest()).digest()
 
 

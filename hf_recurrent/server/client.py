@@ -47,7 +47,7 @@ class SessionClient:
 
     def create(self, learns: bool | None = None) -> "RemoteSession":
         """A new session; with `learns`, the model learns from what it reads."""
-        return self._session({} if learns is None else {"learns": learns})
+        return self._new({} if learns is None else {"learns": learns})
 
     def session(self, session_id: str) -> "RemoteSession":
         """An existing session."""
@@ -55,7 +55,7 @@ class SessionClient:
 
     def from_state(self, data: bytes) -> "RemoteSession":
         """A new session from the content of a state file."""
-        return RemoteSession(self, json.loads(self.request("POST", "/v1/sessions/from_state", data))["id"])
+        return self._new(data, "/from_state")
 
     def request(self, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> bytes:
         """The body of an answer.
@@ -85,8 +85,8 @@ class SessionClient:
         finally:
             connection.close()
 
-    def _session(self, body: dict[str, Any]) -> "RemoteSession":
-        return RemoteSession(self, json.loads(self.request("POST", "/v1/sessions", body))["id"])
+    def _new(self, body: dict[str, Any] | bytes, end: str = "") -> "RemoteSession":
+        return RemoteSession(self, json.loads(self.request("POST", f"/v1/sessions{end}", body))["id"])
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | bytes | None

@@ -71,7 +71,7 @@ class Request:
         seconds: time limit of the job.
         text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
             neither.
-        known: a length, and the state after so many tokens of the text.
+        known: a length, and the state after this many tokens of the text.
         owner: the client; owners share reading and rows equally, however many jobs each has.
     """
 
@@ -124,7 +124,7 @@ class Request:
         return (token,) if self.units is None else self.units(token)
 
     def _end(self, output: Sequence[int], least: int) -> tuple[list[Sequence[int]], list[int]]:
-        """The last tokens, of at least so many units where there are: the units of each, and of all."""
+        """The units of each of the last tokens, which together have at least `least`, and of all."""
         pieces: list[Sequence[int]] = []
         size = 0
         for token in reversed(output):
@@ -149,7 +149,7 @@ class Job:
 
     Attributes:
         prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
-        cached_tokens: how many tokens did not have to be read, because a state after them was stored.
+        cached_tokens: tokens that were not read, because a state after them was stored.
         wake: called by the scheduler, in its thread, when there are new results.
         scores: of the tokens that were read; None if the request has none. It only grows.
         output: the generated tokens, without the end token. It only grows.
@@ -159,7 +159,7 @@ class Job:
         tail: the bytes between the last released token and a stop string, where this begins inside of a token.
         finish_reason: "stop" or "length".
         snapshot: the text at the end of the job.
-        known: a length, and the state after so many tokens of prompt and output, as if all of them had been read.
+        known: a length, and the state after this many tokens of prompt and output, as if all had been read.
         error: why the job failed.
     """
 

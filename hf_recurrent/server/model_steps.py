@@ -39,7 +39,7 @@ class ModelSteps:
 
     Args:
         model: a recurrent language model.
-        learns: its weights change; a step compiled from them would have to be compiled again each time.
+        learns: its weights change; a step compiled from them would be recompiled each time.
         adapter_rank: of adapters of texts that learn; 0 for none.
 
     Attributes:
@@ -76,7 +76,7 @@ class ModelSteps:
         return self._memory is None
 
     def reusable(self, length: int) -> int:
-        """The longest beginning of a text of so many tokens whose state does not depend on where reading stopped."""
+        """Length of the longest beginning of a text whose state does not depend on where reading stopped."""
         return length
 
     @property
@@ -90,7 +90,7 @@ class ModelSteps:
         return about if self.adapter is None else about | {"adapter_bytes": 4 * self.adapter.size}
 
     def notice(self, prefix_bytes: int) -> str | None:
-        """A line for who starts a server with so many bytes for states; None if there is nothing special."""
+        """A message for the start of a server whose prefix store has this many bytes, or None."""
         return None
 
     def pack(self, snapshot: Snapshot) -> bytes:

@@ -1,6 +1,6 @@
 """States of texts on disk: a SQLite database that may be lost, because every state can be computed again.
 
-So a damaged file is replaced, a damaged row is as good as none, and a full disk costs no request.
+So a damaged file is replaced, a damaged row counts as missing, and a full disk costs no request.
 """
 
 import hashlib
@@ -149,7 +149,7 @@ class PrefixDatabase:
                 self._connection.execute("rollback")
             if not self._has_failed:
                 self._has_failed = True
-                _log.warning("%s cannot be written: %s. The server goes on without it.", self._path, error)
+                _log.warning("%s cannot be written: %s. The server continues without it.", self._path, error)
 
 
 def _is_finite(value: object) -> bool:

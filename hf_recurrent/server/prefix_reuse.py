@@ -26,7 +26,7 @@ class PrefixReuse:
     """Starts jobs at the longest stored beginning of their text, and stores states while they run.
 
     Attributes:
-        tokens: how many did not have to be read again.
+        tokens: number that was not read again.
     """
 
     def __init__(self, store: PrefixStore, steps: ModelSteps, shared: SharedPrefixes | None = None):
@@ -120,7 +120,7 @@ class PrefixReuse:
             self.shared.put(key, data)
 
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
-        """Where to store states of a text of which `last` tokens are read: at ends, and at growing distances."""
+        """Lengths at which states of a text of `last` tokens are stored: its ends, and growing distances."""
         lengths = {*text.ends, last, *range(self._spacing, last, self._spacing)}
         doubled = _FIRST
         while doubled < min(last, self._spacing):

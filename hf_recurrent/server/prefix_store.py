@@ -35,7 +35,7 @@ class _Entry:
 
     @property
     def gain(self) -> int:
-        """Tokens that have to be read again without this state."""
+        """Tokens that would be read again without this state."""
         return self.key.length - (self.parent.key.length if self.parent else 0)
 
 
@@ -71,7 +71,7 @@ class PrefixStore:
         return len(self._entries)
 
     def find(self, text: TextHashes, longest: int) -> tuple[int, RecurrentState] | None:
-        """The longest stored beginning of a text, of at most so many tokens: its length, and the state after it."""
+        """Length of the longest stored beginning of a text, up to a limit, and the state after it."""
         while entry := self._longest(text, longest):
             if (state := self._use(entry)) is not None:
                 return entry.key.length, state

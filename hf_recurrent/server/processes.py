@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FrameType
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-_SHORTEST_LIFE = 1.0  # seconds; a process that lived shorter is started again after so long
+_SHORTEST_LIFE = 1.0  # seconds; a process that lived shorter is restarted after this delay
 
 
 class Processes:
@@ -96,7 +96,7 @@ def _end_with(parent: int) -> None:
 
 
 def _write(pipe: int) -> None:
-    with suppress(BrokenPipeError):  # nobody waits for a process that was started again
+    with suppress(BrokenPipeError):  # a restarted process has no waiting parent
         os.write(pipe, b"1")
     os.close(pipe)
 

@@ -26,7 +26,7 @@ class StoredResponse:
         messages: of the conversation, with the answer, as chat templates have them.
         text: of prompt and answer.
         tokens: of this text.
-        known: a length, and the state after so many of these tokens; None where there is none.
+        known: a length, and the state after this many of these tokens, or None.
     """
 
     content: dict[str, Any]

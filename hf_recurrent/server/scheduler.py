@@ -242,7 +242,7 @@ class Scheduler:
                 self._waiting.remove(progress)
 
     def _end_turns(self, now: float) -> None:
-        """Make room for texts that wait; all generated tokens have to be durable."""
+        """Make room for texts that wait; all generated tokens must be durable."""
         over = [row for row, each in enumerate(self._batch.rows) if now - each.turn_began >= _TURN_SECONDS]
         missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
         if over and missing > 0:

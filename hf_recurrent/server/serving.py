@@ -41,7 +41,7 @@ _WEIGHTS, _RANK = "weights", "adapter_rank"
 
 @dataclass(frozen=True)
 class Learning:
-    """How a served model learns.
+    """Learning of a served model.
 
     Args:
         settings: of the learner.
@@ -56,7 +56,7 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """How a model is served; most fields are flags of `serve`.
+    """Options of a served model; most fields are flags of `serve`.
 
     Args:
         session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
@@ -161,7 +161,7 @@ def _steps(model: PreTrainedModel, tokenizer: Any, given: ServingOptions) -> Mod
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """Of the model, such as ends of turns, and of the tokenizer."""
+    """End tokens of the model, such as ends of turns, and of the tokenizer."""
     ends = end_token_list(model.generation_config.eos_token_id)
     own = None if hasattr(tokenizer, "encode_bytes") else getattr(tokenizer, "eos_token_id", None)
     return ends if own is None or own in ends else [*ends, own]

@@ -15,7 +15,7 @@ class Snapshot:
         state: of one stream, after everything but the pending token.
         pending: the last token, not yet fed to the model; None at the beginning and after the end token.
         bytes_read: bytes read and generated so far.
-        is_generating: the model has chosen the pending token, in a generation that goes on.
+        is_generating: the model has chosen the pending token, in a running generation.
     """
 
     state: RecurrentState

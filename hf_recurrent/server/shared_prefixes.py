@@ -1,6 +1,6 @@
 """States after the beginnings of texts, which several processes and machines share.
 
-A thread of its own writes them, so that a slow store delays nobody. A state has the name of its text's hash; a piece
+A separate thread writes them: a slow store delays no request. A state has the name of its text's hash; a piece
 for every block of tokens lists the lengths of the stored texts that end in it.
 """
 

@@ -39,7 +39,7 @@ def _check_task(name: str, task: Any) -> None:
         raise ValueError(f"The task {name!r} is {task!r}; it must be a subclass of `Task`.")
     if "__dataclass_fields__" not in vars(task):
         raise ValueError(
-            f"The task {name!r} is no data class; write `@dataclass(frozen=True, kw_only=True)` between "
+            f"The task {name!r} is not a data class; write `@dataclass(frozen=True, kw_only=True)` between "
             f"`@register_task` and `class {task.__name__}`."
         )
 

@@ -23,7 +23,7 @@ class EngineResult:
     Args:
         line_scores: one per line, higher for less usual lines.
         line_flags: one per line, true where an alarm was raised.
-        sessions: id as it stands in the lines → score; empty if no sessions were found.
+        sessions: id as written in the lines → score; empty if no sessions were found.
         seconds: time of reading the lines.
     """
 

@@ -20,7 +20,7 @@ class LabelledLog:
     Args:
         lines: without their ends.
         line_labels: one per line.
-        session_labels: id as it stands in the lines → label.
+        session_labels: id as written in the lines → label.
     """
 
     lines: Sequence[bytes]
@@ -39,7 +39,7 @@ class SessionLog:
 
     Args:
         lines: without their ends.
-        names: ids as they stand in the lines.
+        names: ids as written in the lines.
         members: numbers of the sessions of each line, usually none or one.
         ends: index of the last line of each session.
     """

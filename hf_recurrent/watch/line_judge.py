@@ -343,7 +343,7 @@ class LineJudge(Saved):
         return ranks
 
     def _repetition(self, line: bytes, layout: Layout, template: Template, rarities: list[Any]) -> None:
-        """Equal lines among the last 16, and lines of the template if there were seldom so many."""
+        """Equal lines among the last 16, and lines of the template if their number is rare."""
         text = line[: layout.prefix] + line[layout.suffix :] if layout.clock else line
         repeated = self._texts.count(text)
         if repeated:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.online.source_identity import read_at
+from hf_recurrent.online.source_identity import file_change, has_before, read_at
 from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
 
 _CHUNK = 1 << 16
@@ -213,7 +213,7 @@ class LogFile(LogSource):
         return False
 
     def _read_more(self, now: float) -> bool:
-        if os.fstat(self._file.fileno()).st_size < self._read_to or not self._is_unchanged():
+        if not has_before(self._file, self._read_to, self._before):  # truncated; it may have grown again
             if not self._splitter.finish():  # else after that line was taken
                 self._begin_at(0, 1)
                 self.notices.append(
@@ -231,19 +231,12 @@ class LogFile(LogSource):
         self.is_finished = True
         return self._splitter.finish()
 
-    def _is_unchanged(self) -> bool:
-        """False if the file was truncated and has grown again."""
-        count = len(self._before)
-        return read_at(self._file, self._read_to - count, count) == self._before
-
     def _open_if_replaced(self, now: float) -> bool:
         """Open the new file if the file was renamed, once nothing more is added to the old one."""
-        try:
-            is_replaced = not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
-        except FileNotFoundError:  # removed, or between the two steps of a rotation
-            is_replaced = False
+        change = file_change(self._path, self._file)
+        if change == "removed":  # or between the two steps of a rotation
             self._report(f"{self.name} was removed; waiting for a new one")
-        if not is_replaced:
+        if change != "replaced":
             self._replaced_since = None
             return False
         self._replaced_since = self._replaced_since or now

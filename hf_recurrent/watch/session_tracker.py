@@ -56,7 +56,7 @@ class SessionReport:
 
     Args:
         score: norm of the rarities of its parts, in bits.
-        kind: `lines` (so many of the template), `missing` (none of it), `end` (the template ends it), or `order`.
+        kind: `lines` (their number), `missing` (none), `end` (the template ends the session), or `order`.
         template: the most unusual template.
         count: its lines.
     """
@@ -256,7 +256,7 @@ class EndedSession:
     """A session that has ended.
 
     Args:
-        name: the identifier as it stands in the lines.
+        name: the identifier as written in the lines.
         end: `idle`, `full` (too many were open) or `stop`.
     """
 

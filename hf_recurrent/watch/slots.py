@@ -91,12 +91,12 @@ class IndirectShares(Saved):
 
 
 def _excess(size: int, counts: Sequence[int], few: int) -> int:
-    """How much more a size is than the greatest size that `few` had or exceeded; 0 if there is none.
+    """Difference between a size and the greatest size that `few` had or exceeded; 0 if there is none.
 
     Args:
         size: in digits.
         counts: how many had each size.
-        few: as so many.
+        few: number of values that make a size usual.
     """
     usual, longer = size, counts[size]
     if longer >= few:

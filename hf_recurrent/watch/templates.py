@@ -84,7 +84,7 @@ def _longest_digits(filled: bytes, value: bytes, numbers: int) -> int:
 
 
 def _within(limit: int, sizes: Iterable[int]) -> int:
-    """How many of the first sizes are at most `limit` together."""
+    """Number of the first sizes whose sum is at most `limit`."""
     return sum(total <= limit for total in accumulate(sizes))
 
 
@@ -128,7 +128,7 @@ class Variant(Saved):
 
 
 class Layout:
-    """Where the parts of a line are, for all lines that are equal once every digit is 0.
+    """Positions of the parts of a line, for all lines that are equal once every digit is 0.
 
     Attributes:
         checks: begin, end and slot of each value that is compared.

@@ -33,27 +33,15 @@ OUTPUTS = ("output", "output_sessions", "output_events")
 
 
 @dataclass(frozen=True)
-class WatchOptions:
-    """The arguments of the command about reading, writing and saving; its help explains them."""
+class ReadingOptions:
+    """The arguments of the command about reading; its help explains them."""
 
-    output_dir: Path
-    save_every: float = 300.0
-    restart: bool = False
     follow: bool = True
     history: int | None = 64_000
     rotated: bool = False
     max_line_bytes: int = 4096
     redact: bool = False
     redact_pattern: tuple[str, ...] = ()
-    output: Path | None = None
-    output_sessions: Path | None = None
-    output_events: Path | None = None
-    metrics: int | None = None
-    alert_command: str | None = None
-    webhook: str | None = None
-    explain: bool = False
-    color: str = "auto"
-    quiet: bool = False
 
     def open_source(self, log: str, position: dict[str, Any] | None) -> LogSource:
         """The lines of a file, or of standard input ("-"), continued at a saved position."""
@@ -66,19 +54,33 @@ class WatchOptions:
         history = self.history if self.follow else None
         return LogFile(log, self.max_line_bytes, follow=self.follow, history=history, position=position)
 
-    def open_log(self, log: str, settings: WatchSettings, saved: dict[str, Any] | None) -> WatchedLog:
-        """A log, continued from its saved state."""
-        redactor = Redactor(self.redact_pattern) if self.redact or self.redact_pattern else None
-        wants = {"wants_lines": self.output is not None, "wants_sessions": self.output_sessions is not None}
-        source = self.open_source(log, None if saved is None else saved["position"])
-        watched = WatchedLog(source, settings, redactor, **wants)
-        if saved is not None:
-            watched.load(saved)
-        return watched
+    def redactor(self) -> Redactor | None:
+        """Replaces secrets in lines; None if nothing is replaced."""
+        return Redactor(self.redact_pattern) if self.redact or self.redact_pattern else None
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The arguments of the command about results and saving; its help explains them."""
+
+    output_dir: Path
+    save_every: float = 300.0
+    restart: bool = False
+    output: Path | None = None
+    output_sessions: Path | None = None
+    output_events: Path | None = None
+    metrics: int | None = None
+    alert_command: str | None = None
+    webhook: str | None = None
+    explain: bool = False
+    color: str = "auto"
+    quiet: bool = False
 
 
 @contextmanager
-def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[str]) -> Iterator["WatchRun"]:
+def open_watch(
+    options: WatchOptions, reading: ReadingOptions, settings: WatchSettings, logs: Sequence[str]
+) -> Iterator["WatchRun"]:
     """Lock the directory, and open the logs, continued at the saved state.
 
     Args:
@@ -102,10 +104,14 @@ def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[st
             marks = dict(state["outputs"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"The state {str(directory / FILE)!r} is damaged; use --restart.") from error
+        wants = {"wants_lines": options.output is not None, "wants_sessions": options.output_sessions is not None}
         watched = []
         for log in logs:
             before = saved.pop("standard input" if log == "-" else log, None)
-            watched.append(options.open_log(log, settings, before))
+            source = reading.open_source(log, None if before is None else before["position"])
+            watched.append(WatchedLog(source, settings, reading.redactor(), **wants))
+            if before is not None:
+                watched[-1].load(before)
             if not options.quiet:
                 start = "new" if before is None else "continuing"
                 print(f"watching {watched[-1].name}: {start}, {watched[-1].source.beginning()}", file=sys.stderr)
@@ -226,7 +232,7 @@ class WatchRun:
             self._report_end(name, f"{output.path} can be written again; nothing is missing in it")
 
     def save(self) -> None:
-        """Write the state, unless records wait to be written: what it says was read has to be in the outputs."""
+        """Write the state, unless records wait to be written: the outputs must have all that was read."""
         self._saved_at = time.monotonic()
         if not all(output.is_complete for output in self.outputs.values()):
             return

@@ -32,7 +32,7 @@ _BETWEEN_LOOKS = 16
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """How a log is judged.
+    """Settings of the judge of a log.
 
     Args:
         false_alarms: share of the lines to flag on a log in which nothing is wrong.

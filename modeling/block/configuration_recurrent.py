@@ -70,7 +70,7 @@ def check_power_of_two(config: PreTrainedConfig, name: str, least: int, most: in
 
 
 def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
-    """Inside the block, the code of a class lies in files made for a checkpoint; it gives the name of their module.
+    """Inside the block, the code of a class is in files made for a checkpoint; yields the name of their module.
 
     In a checkpoint, whose files are made already, this does nothing.
     """
@@ -195,7 +195,7 @@ class RecurrentConfig(ContextConfig):
         norm_eps: added to the variance in every norm.
         use_cache: return the state from `forward` by default.
 
-    The other fields are those of [`ContextConfig`].
+    See [`ContextConfig`] for the other fields.
 
     Raises:
         ValueError: a size is below 1 or too large, `norm_eps` is negative, or `pooling` is unknown.
@@ -224,3 +224,18 @@ class RecurrentConfig(ContextConfig):
         super().__post_init__(**kwargs)
         if self.norm_eps < 0:
             raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
+
+
+class RealValuedConfig(RecurrentConfig):
+    """Base class of the configurations of families that also read real values.
+
+    Args:
+        input_size: H_in for real-valued inputs, which a linear encoder reads; None for tokens.
+    """
+
+    input_size: int | None = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if self.input_size is not None:
+            check_positive(self, "input_size")

@@ -99,12 +99,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
             use_cache: return the state; `config.use_cache` by default.
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
-            kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels` (no
-                parameter, since transformers' `Trainer` wants those labels in each batch); `target_weights` (B, T), of
-                their losses; `num_items_in_batch`, by which the summed loss is divided; marks of packed documents,
-                whose starts are resets. With `per_token`, the output has the losses of all `shift_labels` and no
-                logits ([`token_losses`]); with `sampled`, a count memory does not learn from the bytes, which it would
-                repeat.
+            kwargs: `shift_labels` (B, T), already the next bytes, instead of `labels`, so that T = 1 trains too (no
+                parameter: transformers' `Trainer` wants those in each batch); `target_weights` (B, T) of their losses;
+                `num_items_in_batch`, which divides the summed loss; marks of packed documents, which start at resets;
+                `per_token`: the losses of all `shift_labels`, and no logits; `sampled`: a count memory does not learn.
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
@@ -116,16 +114,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         per_token, sampled = kwargs.pop("per_token", False), bool(kwargs.pop("sampled", False))
         target_weights = kwargs.pop("target_weights", None)
         loss = token_losses = network_losses = None
-        given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
-        is_plain = given.count(None) == len(given)
+        given = {"attention_mask": attention_mask, "reset_mask": reset_mask, "inputs_embeds": inputs_embeds}
+        given |= {"output_hidden_states": output_hidden_states, **kwargs}
+        is_plain = [*given.values()].count(None) == len(given)
         rest, counts = take_counts(state, self.count_memory)
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
         network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
-        if not is_plain:
-            network |= {"attention_mask": attention_mask, "reset_mask": reset_mask, "inputs_embeds": inputs_embeds}
-            network |= {"output_hidden_states": output_hidden_states, **kwargs}
-        logits, new_state, hidden_states = self._read_network(network, is_plain)
+        logits, new_state, hidden_states = self._read_network(network if is_plain else network | given, is_plain)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
@@ -137,7 +133,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items, target_weights)
-        new_state = new_state if use_cache else None
         output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
         return output if return_dict else output.to_tuple()
 
@@ -146,7 +141,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         if is_plain:
             single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"])
             if single_step is not None:
-                return *single_step, None
+                return single_step[0], single_step[1] if inputs["use_cache"] else None, None
         outputs = self.model(**inputs, return_dict=True)
         return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
 

@@ -100,7 +100,7 @@ def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
 
     Raises:
         TypeError: it is neither an integer nor a tensor.
-        ValueError: it is negative, or the tensor is no vector of integers.
+        ValueError: it is negative, or the tensor is not a vector of integers.
     """
     if isinstance(logits_to_keep, torch.Tensor):
         check_tensor("logits_to_keep", logits_to_keep)

@@ -277,7 +277,7 @@ def _followed(match: int, length: int, is_equal: bool) -> tuple[int, int]:
 
 
 # ---- short-term memory ---------------------------------------------------------------------------------------------
-# Its slots are those of the long-term memory, but the newest slot of a bucket and the newest symbol of a slot come
+# Its slots are like the long-term memory's, but the newest slot of a bucket and the newest symbol of a slot come
 # first, and the oldest are replaced.
 
 

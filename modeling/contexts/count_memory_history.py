@@ -123,7 +123,7 @@ class LargeHistory(ByteHistory):
         after_2: the same of each two bytes.
         after_3: the same of each three, at a hash of them.
         after_words: the same of the last two words.
-        place_3, place_words: these hashes here.
+        places: hashes here of the last three bytes and of the last two words.
         stack: the open brackets, each at its depth modulo the size.
     """
 
@@ -140,19 +140,18 @@ class LargeHistory(ByteHistory):
     after_2: list[int] = field(default_factory=lambda: [0] * 65536)
     after_3: list[int] = field(default_factory=lambda: [0] * 65536)
     after_words: list[int] = field(default_factory=lambda: [0] * 65536)
-    place_3: int = 0
-    place_words: int = 0
+    places: list[int] = field(default_factory=lambda: [0] * 2)
     stack: list[int] = field(default_factory=lambda: [0] * STACK)
 
     def append(self, ring: np.ndarray, byte: int) -> None:
         for after, before in (
             (self.after_1, self.last),
             (self.after_2, self.last8 & 65535),
-            (self.after_3, self.place_3 & 65535),
-            (self.after_words, self.place_words & 65535),
+            (self.after_3, self.places[0] & 65535),
+            (self.after_words, self.places[1] & 65535),
         ):
             after[before] = (after[before] << 8 | byte) & LOW_32
-        self.place_3 = hash_of_two((self.last8 << 8 | byte) & 0xFFFFFF, 3) >> 16
+        self.places[0] = hash_of_two((self.last8 << 8 | byte) & 0xFFFFFF, 3) >> 16
         lower = byte + 32 if byte in UPPER else byte
         is_letter = lower in LOWER or byte >= 128
         if is_letter:
@@ -160,7 +159,7 @@ class LargeHistory(ByteHistory):
             self.plain_length = (self.plain_length + 1) & LOW_32
         elif self.plain[0]:
             self.plain, self.plain_length = [0, *self.plain[:3]], 0
-        self.place_words = hash_of_two(*self.plain[:2]) >> 16
+        self.places[1] = hash_of_two(*self.plain[:2]) >> 16
         kind = 5 if byte >= 128 else 2 if byte in UPPER else 1 if is_letter else 3 if byte in DIGITS else byte
         kind = 0 if byte == ord(" ") else kind
         if self.classes & 255 != kind or kind > 5:
@@ -190,10 +189,10 @@ class LargeHistory(ByteHistory):
         self.bracket_text = hash_of_two(self.bracket_text, byte) if self.bracket else 0
 
     def contexts(self, order_7: int) -> list[int]:
-        """Hashes of the contexts that only a large memory has; `order_7` is that of the last 7 bytes."""
+        """Hashes of the contexts that only a large memory has; `order_7` is the hash of the last 7 bytes."""
         last, last2, last4 = self.last, self.last8 & 65535, self.last8 & LOW_32
         word, before, third, fourth = self.plain
-        after_1, after_2, after_3 = self.after_1[last], self.after_2[last2], self.after_3[self.place_3 & 65535]
+        after_1, after_2, after_3 = self.after_1[last], self.after_2[last2], self.after_3[self.places[0] & 65535]
         values = (
             (last,),
             (order_7,),
@@ -233,7 +232,7 @@ class LargeHistory(ByteHistory):
             (word, fourth, last),
             (after_3 & 65535, last),
             (after_3 & 0xFFFFFF, last2),
-            (self.after_words[self.place_words & 65535] & 65535, last),
+            (self.after_words[self.places[1] & 65535] & 65535, last),
         )
         return [
             reduce(hash_of_two, numbers, hash_of_two(0, context + 1000))
@@ -257,7 +256,7 @@ class ContextHashes:
 
     @property
     def recent(self) -> list[int]:
-        """Of the contexts of the short-term memory."""
+        """Hashes of the contexts of the short-term memory."""
         orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
         return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
 

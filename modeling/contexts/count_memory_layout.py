@@ -1,4 +1,4 @@
-"""Sizes of the count memory, and where everything lies in its tensors and in the state of a stream.
+"""Sizes of the count memory, and the layout of its tensors and of a stream's state.
 
 The compiled kernel (`hf_recurrent/kernels/count_memory.h`) has the same layout; its version ties both together.
 
@@ -35,7 +35,7 @@ _LARGE_HISTORY = (
     *((name, "<u4") for name in ("line_start", "line_start_length")),
     ("after_1", "<u4", 256),
     *((name, "<u4", 65536) for name in ("after_2", "after_3", "after_words")),
-    *((name, "<u4") for name in ("place_3", "place_words")),
+    ("places", "<u4", 2),
     ("stack", "u1", STACK),
 )
 
@@ -66,7 +66,7 @@ class MemoryShape(NamedTuple):
 
     @property
     def long_match(self) -> int:
-        """The source after those of the short-term memory (orders, word and indentation): the match in the text."""
+        """The match in the text: the source after the short-term memory's (orders, word and indentation)."""
         return self.contexts + len(RECENT_ORDERS) + 2
 
     @property
@@ -160,7 +160,7 @@ class MemoryShape(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """How fast a memory learns while it reads.
+    """Learning rates of a memory that reads.
 
     Args:
         weights: learning rate of the shared mixing weights.

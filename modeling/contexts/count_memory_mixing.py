@@ -316,7 +316,7 @@ def _large_rows(
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
-    """Where a stream keeps its changes of rows of weights; some share a place."""
+    """The slot of each row of weights in a stream's changes; some rows share a slot."""
     return (scrambled(rows.astype(np.uint64)) & (shape.rows - 1)).astype(np.int64)
 
 

@@ -37,7 +37,7 @@ ALL_NODES = np.arange(1, 256)
 
 
 class CountMemoryReference:
-    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
+    """A long-term memory in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
         self.arrays, self.shape = arrays, shape
@@ -141,7 +141,7 @@ class _CountReader:
         self.path_byte = -1
 
     def _read_byte(self, byte: int, is_sampled: bool) -> None:
-        """Learn from the byte, unless the model has sampled it, count it, and go on behind it."""
+        """Learn from the byte, unless the model has sampled it, count it, and move past it."""
         stream, block, row = self.stream, self.block, self.row
         hashes = self._find().hashes
         if stream.pending and not is_sampled:

@@ -116,7 +116,7 @@ class CountedPredictions:
         state: RecurrentState | None = None,
         reset_mask: torch.Tensor | None = None,
     ) -> TokenLosses:
-        """Losses of the targets of a block: those of `forward`, at a fraction of the cost of all probabilities.
+        """Losses of the targets of a block, as from `forward`, at a fraction of the cost of all probabilities.
 
         Args:
             input_ids: (B, T).

@@ -2,10 +2,10 @@
 
 import math
 
-from ..block.configuration_recurrent import RecurrentConfig, check_above_zero, check_positive
+from ..block.configuration_recurrent import RealValuedConfig, check_above_zero
 
 
-class LruConfig(RecurrentConfig):
+class LruConfig(RealValuedConfig):
     """Configuration of an LRU model and of the baselines of its paper (Zucchet et al. 2023).
 
     The defaults are the copy task's, of section 4.1. The paper's N complex numbers of state are `state_size` = 2 N
@@ -48,7 +48,6 @@ class LruConfig(RecurrentConfig):
     r_max: float = 1.0
     max_phase: float = 2 * math.pi
     learning_rate_factor: float = 0.5
-    input_size: int | None = None
     per_step_loss: bool = False
 
     def __post_init__(self, **kwargs):
@@ -61,8 +60,6 @@ class LruConfig(RecurrentConfig):
         check_above_zero(self, "max_phase", "learning_rate_factor")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` is {self.dropout!r}; it must be at least 0 and below 1.")
-        if self.input_size is not None:
-            check_positive(self, "input_size")
         if not self.read_out and self.state_size != self.hidden_size:
             raise ValueError(
                 f"`state_size` is {self.state_size} and `hidden_size` {self.hidden_size}; with `read_out=False` they "

@@ -1,12 +1,18 @@
 """Configuration of mGRADE."""
 
-from ..block.configuration_recurrent import MOST_PARTS, RecurrentConfig, check_above_zero, check_choice, check_positive
+from ..block.configuration_recurrent import (
+    MOST_PARTS,
+    RealValuedConfig,
+    check_above_zero,
+    check_choice,
+    check_positive,
+)
 
 SPACINGS = ("learned", "constant", "exponential")
 POSITION_INITS = ("dilated", "uniform")
 
 
-class MgradeConfig(RecurrentConfig):
+class MgradeConfig(RealValuedConfig):
     """Configuration of mGRADE and, by leaving one of its two memories out, of its baselines.
 
     | model | spacing | recurrent_unit |
@@ -55,7 +61,6 @@ class MgradeConfig(RecurrentConfig):
     mlp_layers: int = 2
     hidden_act: str = "gelu"
     layer_norm: bool = True
-    input_size: int | None = None
     norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
 
@@ -67,8 +72,6 @@ class MgradeConfig(RecurrentConfig):
             raise ValueError(
                 f"`state_size` is {self.state_size} and `hidden_size` {self.hidden_size}; in mGRADE they are the same."
             )
-        if self.input_size is not None:
-            check_positive(self, "input_size")
         if self.mlp_layers not in (0, 1, 2):
             raise ValueError(f"`mlp_layers` is {self.mlp_layers!r}; it must be 0, 1 or 2.")
         if self.spacing is None and self.recurrent_unit is None:

@@ -182,18 +182,18 @@ def _backend_functions(backend: str, device_type: str, dtype: torch.dtype) -> Mo
     if backend == "auto":
         kernel = "triton" if device_type == "cuda" else "cpu"
         backend = kernel if device_type in ("cpu", "cuda") and _may_run(kernel) else "torch"
-        if backend != "torch" and _module(backend).unsupported_reason(device_type, dtype) is not None:
+        if backend != "torch" and _backend_module(backend).unsupported_reason(device_type, dtype) is not None:
             backend = "torch"
     if backend == "torch":
         return _TORCH_BACKEND
-    module = _module(backend)
+    module = _backend_module(backend)
     reason = module.unsupported_reason(device_type, dtype)
     if reason is not None:
         raise RuntimeError(f"linear_scan backend {backend!r} cannot run here: {reason}")
     return module
 
 
-def _module(backend: str) -> ModuleType:
+def _backend_module(backend: str) -> ModuleType:
     module_name, install = _BACKEND_MODULES[backend]
     try:
         return importlib.import_module(module_name)

@@ -21,7 +21,7 @@ class SmtRnnConfig(SmtConfig, ContextConfig):
         pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         use_cache: return the state from `forward` by default.
 
-    The other fields are those of [`SmtConfig`] and [`ContextConfig`].
+    See [`SmtConfig`] and [`ContextConfig`] for the other fields.
 
     Raises:
         ValueError: as [`SmtConfig`] and [`ContextConfig`]; `backbone` or `pooling` is unknown, or `memory_norm` is on

@@ -154,7 +154,7 @@ class SLSTM(SequentialUnit):
         cell, normalizer, stabilizer, hidden = state.chunk(4, -1)
         log_input = input_gate + of_input * hidden
         log_forget = -nn.functional.softplus(-(forget_gate + of_forget * hidden))
-        # After a reset there is nothing to keep, and nothing that the first input has to be compared with.
+        # After a reset there is nothing to keep, and nothing to compare the first input with.
         log_kept = torch.where(normalizer > 0, log_forget + stabilizer, log_input)
         stabilizer = torch.maximum(log_kept, log_input)
         kept, added = torch.exp(log_kept - stabilizer), torch.exp(log_input - stabilizer)

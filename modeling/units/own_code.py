@@ -98,7 +98,7 @@ def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -
     Args:
         text: content of the file.
         name: its name, for messages.
-        from_checkpoint: it lies in a checkpoint, so it may have relative imports.
+        from_checkpoint: it is in a checkpoint, so it may have relative imports.
 
     Raises:
         ValueError: it imports something that a checkpoint does not have.

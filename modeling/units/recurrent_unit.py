@@ -116,7 +116,7 @@ class RecurrentUnit(nn.Module):
 
     @property
     def no_weight_decay(self) -> list[str]:
-        """The unit's own vectors (rates, phases, bounds), for which zero is no neutral value."""
+        """The unit's own vectors (rates, phases, bounds), for which zero is not a neutral value."""
         return [name for name, _ in self.named_parameters(recurse=False)]
 
     @property

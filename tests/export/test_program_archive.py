@@ -97,11 +97,14 @@ ENUM = '[1, {"type": null, "context": {"__enum__": true, "fqn": "this:x", "name"
         (lambda files: files | {"other/byteorder": b"little"}, "several folders"),
         (
             model_json(lambda graph, node: node.update(target="torch.load")),
-            "calls 'torch.load', which is no operation",
+            "calls 'torch.load', which is not an operation",
         ),
-        (model_json(lambda graph, node: node.update(target="_operator.methodcaller")), "which is no operation"),
-        (model_json(lambda graph, node: node.update(target="torch.ops.aten.add_.Tensor")), "which is no operation"),
-        (model_json(lambda graph, node: node.update(target="torch.ops.hf.x.default")), "which is no operation"),
+        (model_json(lambda graph, node: node.update(target="_operator.methodcaller")), "which is not an operation"),
+        (
+            model_json(lambda graph, node: node.update(target="torch.ops.aten.add_.Tensor")),
+            "which is not an operation",
+        ),
+        (model_json(lambda graph, node: node.update(target="torch.ops.hf.x.default")), "which is not an operation"),
         (
             model_json(lambda graph, node: node["inputs"][0].update(arg={"as_string": "/etc/passwd"})),
             "passes the text",

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from model_cases import tiny_model
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.server.routes.app import build_app, http_server, listen
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.settings import ServerSettings
+from hf_recurrent.server.routes.settings import ServerLimits, ServerSettings
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.serving import serving_scheduler
 
@@ -102,14 +102,16 @@ def running_server(
 
     Args:
         options: of `serving_scheduler`.
-        settings: fields of `ServerSettings`.
+        settings: fields of `ServerSettings` and `ServerLimits`.
     """
     torch.set_num_threads(1)
     model = model or tiny_model("memora")
     tokenizer = tokenizer or ByteTokenizer()
     started = serving_scheduler(model, tokenizer, session_dir=session_dir, learning=learning, **options or {})
     with started as scheduler, listen("127.0.0.1", 0) as listener:
-        served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny"} | settings))
+        limits = {field.name: settings.pop(field.name) for field in fields(ServerLimits) if field.name in settings}
+        settings = {"name": "tiny", "limits": ServerLimits(**limits)} | settings
+        served = ServedModel(scheduler, tokenizer, ServerSettings(**settings))
         server = http_server(served, build_app(served))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

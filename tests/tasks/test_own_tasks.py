@@ -78,7 +78,7 @@ def test_the_same_code_may_be_registered_again():
         ('"reversal"', '"parity"', "'parity' is a task of this package; choose another name"),
         ('"reversal"', '"a,b"', "A task is named 'a,b'; it must be an identifier"),
         ("(Task)", "", "it must be a subclass of `Task`"),
-        ("@dataclass(frozen=True, kw_only=True)\n", "", "is no data class; write `@dataclass"),
+        ("@dataclass(frozen=True, kw_only=True)\n", "", "is not a data class; write `@dataclass"),
     ],
 )
 def test_registration_refuses(before, after, message):

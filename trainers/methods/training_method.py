@@ -119,7 +119,7 @@ class TrainingMethod:
     def reset(self) -> None:
         """Forget what was counted in an earlier run."""
         self.counts: torch.Tensor | None = None
-        self.block_logits: list[torch.Tensor] | None = None  # of the parts of a micro-batch; None if nobody reads them
+        self.block_logits: list[torch.Tensor] | None = None  # of the parts of a micro-batch; None if unused
 
     def counters(self) -> dict[str, Any]:
         """Counts since the last log, for a checkpoint: numbers, tensors and dictionaries of them."""

@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop, scheduler = asyncio.get_running_loop(), self._served.scheduler
-        timer = loop.call_later(self._served.settings.stop_seconds, scheduler.end_all)
+        timer = loop.call_later(self._served.settings.limits.stop_seconds, scheduler.end_all)
         await super().shutdown(sockets)
         timer.cancel()
 
@@ -89,7 +89,7 @@ def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
         log_level="warning",
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(served.settings.stop_seconds + _SHUTDOWN_SECONDS),
+        timeout_graceful_shutdown=math.ceil(served.settings.limits.stop_seconds + _SHUTDOWN_SECONDS),
     )
     return _Server(config, served)
 

@@ -38,7 +38,7 @@ def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequ
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:  # an answer has an end
-        limit = served.settings.most_tokens(logprobs is not None) // (body.n or 1)
+        limit = served.settings.limits.most_tokens(logprobs is not None) // (body.n or 1)
     return CompletionRequest.model_construct(model=body.model, max_tokens=limit, logprobs=logprobs, **shared)
 
 
@@ -62,7 +62,7 @@ class ChatCompletion(Completion):
                 yield self.json([{"index": index, "delta": role, "finish_reason": None}])
         options = self.body.stream_options
         for found in super().take(is_last):
-            # The beginning of a call is no text.
+            # The beginning of a call is not text.
             is_empty = any(
                 choice["delta"] == {"content": ""} and not choice["logprobs"] for choice in found["choices"]
             )

@@ -6,15 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from hf_recurrent.server.routes.schemas import (
-    MOST_TOKENS,
-    Body,
-    ResponseFormat,
-    Salt,
-    SamplingFields,
-    StreamOptions,
-    TopLogprobs,
-)
+from hf_recurrent.server.routes.schemas import MOST_TOKENS, Body, ChoicesRequest, TopLogprobs
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
@@ -171,21 +163,14 @@ class Tools:
         return bool(self.schemas) and self.choice.mode != "none"
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(ChoicesRequest):
     """`POST /v1/chat/completions`."""
 
-    model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    cache_salt: Salt | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None

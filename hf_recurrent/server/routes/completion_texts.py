@@ -89,7 +89,7 @@ class CompletionChoice:
         return self._served.prefix(self.job)
 
     def take(self, most: int | None = None) -> dict[str, Any] | None:
-        """The JSON of the new part, of at most so many tokens; None if there is none, and after the end."""
+        """The JSON of the new part, with a maximum number of tokens; None if nothing is new, and after the end."""
         is_done, released = self.job.is_done, self.job.released  # in this order: nothing is released after the end
         if most is not None and released - self._taken > most:
             is_done, released = False, self._taken + most

@@ -69,7 +69,7 @@ class Completion:
             while (choice.job.released or choice.job.is_done) and (
                 piece := choice.take(1 if options.every_token else None)
             ):
-                # A piece of a character is no text yet.
+                # A part of a character is not text yet.
                 if piece["text"] or piece["finish_reason"] or piece["logprobs"] or options.every_token:
                     yield self.json([piece])
         if is_last and options.include_usage:
@@ -78,10 +78,10 @@ class Completion:
 
 def check_completion(served: ServedModel, body: CompletionRequest, prompts: Sequence[np.ndarray]) -> None:
     """Raise an ApiError that names the first argument above its limit."""
-    limits, count = served.settings, len(prompts) * (body.n or 1)
+    limits, count = served.settings.limits, len(prompts) * (body.n or 1)
     served.check_limit("n", count, limits.max_choices)
     served.check_limit("max_tokens", count * max_tokens(body), limits.max_new_tokens)
-    if body.session is not None and not limits.has_sessions:
+    if body.session is not None and not served.settings.has_sessions:
         message = "`session` is not supported by a server of several processes; use /v1/responses."
         raise ApiError(400, message, "session", "unsupported_parameter")
     if body.session is not None and count > 1:

@@ -31,7 +31,7 @@ class Guards:
     """
 
     def __init__(self, app: Any, settings: ServerSettings):
-        self._app, self._settings, self._buffered = app, settings, 0
+        self._app, self._settings, self._limits, self._buffered = app, settings, settings.limits, 0
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.requests: Counter[str] = Counter()
         self.times: list[Callable[[str, float], None]] = []
@@ -120,26 +120,26 @@ class Guards:
 
     async def _read_body(self, scope: dict, incoming: "_IncomingBody") -> bytes | None:
         length = next(_headers(scope, b"content-length"), b"0")
-        if length.isdigit() and int(length[:20]) > self._settings.max_body:
+        if length.isdigit() and int(length[:20]) > self._limits.max_body:
             raise self._too_large()
         body = bytearray()
         try:
-            async with asyncio.timeout(self._settings.body_seconds):
+            async with asyncio.timeout(self._limits.body_seconds):
                 while not incoming.is_over:
                     piece = await incoming.next()
-                    if len(body) + len(piece) > self._settings.max_body:
+                    if len(body) + len(piece) > self._limits.max_body:
                         raise self._too_large()
-                    if self._buffered + len(piece) > self._settings.max_buffered:
+                    if self._buffered + len(piece) > self._limits.max_buffered:
                         raise ApiError(503, "The server is busy: too many bodies at a time; try again later.")
                     self._buffered += len(piece)
                     incoming.held += len(piece)
                     body += piece
         except TimeoutError:
-            raise ApiError(408, f"The body did not arrive within {self._settings.body_seconds:g} seconds.") from None
+            raise ApiError(408, f"The body did not arrive within {self._limits.body_seconds:g} seconds.") from None
         return None if incoming.has_gone else bytes(body)
 
     def _too_large(self) -> ApiError:
-        message = f"The body is too large; this server reads at most {self._settings.max_body} bytes."
+        message = f"The body is too large; this server reads at most {self._limits.max_body} bytes."
         return ApiError(413, message, code="request_too_large")
 
 

@@ -4,21 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from hf_recurrent.server.routes.chat_schemas import (
-    CalledFunction,
-    Choice,
-    Function,
-    as_parts,
-    template_call,
-)
+from hf_recurrent.server.routes.chat_schemas import CalledFunction, Choice, Function, as_parts, template_call
 from hf_recurrent.server.routes.schemas import (
     MOST_TOKENS,
     Body,
     JsonSchema,
     PieceOptions,
     ResponseFormat,
-    Salt,
-    SamplingFields,
+    TextRequest,
     TopLogprobs,
 )
 
@@ -121,10 +114,19 @@ class ResponseStreamOptions(PieceOptions):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(SamplingFields):
-    """`POST /v1/responses`. Arguments that are not supported may be given with their neutral value."""
+class _WithoutEffect(Body):
+    """Arguments of `POST /v1/responses` that change no text."""
 
-    model: str
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
+
+
+class ResponsesRequest(TextRequest, _WithoutEffect):
+    """`POST /v1/responses`."""
+
     input: Annotated[list[InputItem], Field(min_length=1), BeforeValidator(_as_items)]
     instructions: str | None = None
     previous_response_id: _Id | None = None
@@ -134,20 +136,12 @@ class ResponsesRequest(SamplingFields):
     tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    background: Literal[False] | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
     top_logprobs: TopLogprobs | None = None
-    cache_salt: Salt | None = None
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the most likely tokens to list for each token; None for no log-probabilities."""
+        """Number of most likely tokens to list for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.include or self.top_logprobs else None

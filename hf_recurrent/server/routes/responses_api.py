@@ -65,7 +65,7 @@ def responses_routes(served: ServedModel) -> APIRouter:
 
 
 class _Turn:
-    """A response, and what has to be stored of it."""
+    """A response, and its parts to store."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     tools = checked_tools(body.tools or [], body)
     known = before and ChatPrompt(before.text, before.tokens)
     prompt = chat_prompt(served, instructions + messages, tools.definitions, known, "input")
-    most = served.settings.most_tokens(body.logprobs is not None)
+    most = served.settings.limits.most_tokens(body.logprobs is not None)
     limit = body.max_output_tokens or most
     served.check_limit("max_output_tokens", limit, most)
     wanted = body.text.format.as_format if body.text and body.text.format else None

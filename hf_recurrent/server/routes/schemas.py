@@ -31,7 +31,7 @@ class Body(BaseModel):
 
 
 class SamplingFields(Body):
-    """How new text is chosen."""
+    """Sampling of new text."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -129,23 +129,33 @@ class ResponseFormat(Body):
         return {"type": "object", "additionalProperties": True} if self.type == "json_object" else None
 
 
-class CompletionRequest(SamplingFields):
-    """`POST /v1/completions`. Arguments that are not supported may be given with their neutral value."""
+class TextRequest(SamplingFields):
+    """Arguments of all of OpenAI's requests. Those that are not supported may be given with their neutral value."""
 
     model: str
+    stream: bool | None = None
+    user: str | None = None
+    cache_salt: Salt | None = None
+
+
+class ChoicesRequest(TextRequest):
+    """Arguments of requests for one or several texts."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(ChoicesRequest):
+    """`POST /v1/completions`."""
+
     prompt: str | list[int] | list[str] | list[list[int]] = ""
     session: _Id | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
-    cache_salt: Salt | None = None
-    response_format: ResponseFormat | None = None
 
 
 class SessionRequest(Body):

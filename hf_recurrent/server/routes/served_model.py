@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def has_bytes(self) -> bool:
-        """True if a token is a byte, or a symbol that stands for one."""
+        """True if a token is a byte, or a symbol for one."""
         return not isinstance(self.tokenizer, TextTokenizer)
 
     @property
@@ -87,7 +87,7 @@ class ServedModel:
         """Seconds between two pieces of a stream: more if many texts are generated, 0 for a piece of every token."""
         if options is not None and options.every_token:
             return lambda: 0.0
-        counts, rate = self.scheduler.counts, self.settings.pieces_per_second
+        counts, rate = self.scheduler.counts, self.settings.limits.pieces_per_second
         return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
@@ -159,11 +159,11 @@ class ServedModel:
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
             options |= self._stops(sampling.stops)
-        return Job(Request(tokens, seconds=self.settings.seconds, **options))
+        return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
 
     def generation(self, body: GenerateRequest, session_id: str, **options: Any) -> Job:
         """A job that continues a session."""
-        self.check_limit("max_tokens", body.max_tokens, self.settings.max_new_tokens)
+        self.check_limit("max_tokens", body.max_tokens, self.settings.limits.max_new_tokens)
         nothing = np.zeros(0, dtype=np.int64)
         return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
 
