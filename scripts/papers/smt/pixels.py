@@ -15,13 +15,8 @@ from papers.engine.images import average_pooled, load_images
 from papers.engine.pictures import image_sheet, pack, split_axes, unpack
 from papers.engine.report import draw_table
 from papers.engine.tuning import is_tuning
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, TEACHER, build_pair
-from papers.smt.training import (
-    MethodComparison,
-    learning_rates,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair
+from papers.smt.training import MethodComparison, learning_rates, train_on
 
 _SAMPLES, _COLUMNS = 32, 8
 _DATA = "images"
@@ -160,15 +155,12 @@ class PixelMethods(MethodComparison):
         return True
 
 
-def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], DigitPixels]:
+def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], Pair, DigitPixels]:
     """Train an RNN on a row's digits by its `method`: results, (RNN, teacher), task."""
     options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "patch", "seed") if key in settings}
     task = DigitPixels(**options, num_validation_examples=settings["num_tested"], is_tuning=is_tuning(settings))
-    pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
-    if settings["method"] == BPTT:
-        return train_bptt(pair[0], task, task, settings, block_size=task.length), pair, task
     lengths = {key: min(settings[key], task.length) for key in ("context_length", "future_length")}
-    return train_smt_dmt(*pair, task, task, settings, **lengths, rollout_length=task.length), pair, task
+    return *train_on(task, settings, lengths), task
 
 
 def pixel_results(settings: Settings, results: dict[str, Any], rnn: Any, task: DigitPixels) -> dict[str, Any]:

@@ -6,18 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent import ModularArithmetic, SmtRnnForCausalLM, SmtTeacherModel, Task, task_from_name
+from hf_recurrent import ModularArithmetic, Task, task_from_name
 from papers.engine.experiment import Curves, Settings
 from papers.engine.pictures import split_axes
 from papers.engine.report import draw_table
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, build_pair
-from papers.smt.training import (
-    MethodComparison,
-    learning_rates,
-    method_values,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, Pair
+from papers.smt.training import MethodComparison, learning_rates, method_values, train_on
 
 # At the small size, for tasks in which more than one thing has to be remembered.
 LONG: Settings = {"steps": 1200, "dmt_steps": 400}
@@ -107,7 +101,7 @@ class SyntheticTasks(MethodComparison):
         return True
 
 
-def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Task]:
+def train_on_task(settings: Settings) -> tuple[dict[str, Any], Pair, Task]:
     """Train an RNN on a row's `task` by its `method` at Tc = Tf = T.
 
     Args:
@@ -116,22 +110,11 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     Returns:
         Results, (RNN, teacher), task.
     """
-    seed = settings["seed"]
-    task = replace(task_from_name(settings["task"]), seed=seed, num_validation_examples=settings["num_tested"])
-    length = task.length
-    pair = build_pair(settings["sizes"], task.vocab_size, seed)
-    if settings["method"] == BPTT:
-        return train_bptt(pair[0], task, task, settings, block_size=length), pair, task
-    results = train_smt_dmt(
-        *pair,
-        task,
-        task,
-        settings | {key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")},
-        context_length=length,
-        future_length=settings.get("future_length", length),
-        rollout_length=length,
-    )
-    return results, pair, task
+    named = task_from_name(settings["task"])
+    task = replace(named, seed=settings["seed"], num_validation_examples=settings["num_tested"])
+    lengths = {"context_length": task.length, "future_length": settings.get("future_length", task.length)}
+    places = {key: min(settings[key], task.length) for key in ("timesteps", "dmt_timesteps")}
+    return *train_on(task, settings | places, lengths), task
 
 
 def best_answers(task: ModularArithmetic, inputs: np.ndarray) -> np.ndarray:

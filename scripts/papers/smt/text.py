@@ -3,18 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_recurrent import Corpus, SmtRnnForCausalLM, SmtTeacherModel
+from hf_recurrent import Corpus
 from papers.engine.experiment import Settings
 from papers.engine.training import split_corpus
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, build_pair
+from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, Pair, build_pair
 from papers.smt.operations import step_operations
-from papers.smt.training import (
-    MethodComparison,
-    method_values,
-    smt_dmt_operations,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.training import MethodComparison, method_values, smt_dmt_operations, train_bptt, train_smt_dmt
 
 EQUAL_STEPS, EQUAL_OPERATIONS, EQUAL_TIME = "equal steps", "equal sequential operations", "equal time"
 # As many for both methods; SMT→DMT's second one is DMT's.
@@ -69,7 +63,7 @@ class TextMethods(MethodComparison):
         return {**super().details(rows), **steps, **time}
 
 
-def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Corpus]:
+def train_on_text(settings: Settings) -> tuple[dict[str, Any], Pair, Corpus]:
     """Train an RNN on a row's `corpus` by its `method`.
 
     Args:
@@ -83,13 +77,13 @@ def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     pair = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
     lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
     if settings["method"] == SMT_DMT:
-        return train_smt_dmt(*pair, corpus, held_out, settings, **lengths), pair, held_out
+        return train_smt_dmt(pair, corpus, held_out, settings, lengths), pair, held_out
     # As many bytes of each sequence as a step of SMT reads.
     block_size = settings["context_length"] + settings["future_length"]
     if "bptt_share" in settings:
         steps = round(settings["steps"] * settings["bptt_share"])
     else:
-        steps = smt_dmt_operations(*pair, settings, **lengths) // step_operations(*pair, BPTT, block_size)
+        steps = smt_dmt_operations(pair, settings, lengths) // step_operations(*pair, BPTT, block_size)
     steps = max(steps, 1)
     results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
     return {**results, "bptt_steps": steps}, pair, held_out

@@ -179,7 +179,7 @@ def _train_smt(settings: Settings, width: int, layers: int, rate: float) -> dict
         }  # fmt: skip
         pair = build_pair(sizes, corpus.vocab_size, settings["seed"])
         lengths = {"context_length": 32, "future_length": 16, "rollout_length": 32}
-        results = train_smt_dmt(*pair, corpus, held_out, row, **lengths)
+        results = train_smt_dmt(pair, corpus, held_out, row, lengths)
         value[str(int(settings["bytes"] * share))] = method_values(results, "bits_per_byte")[SMT_DMT]
         seconds += results["seconds"]
     kept = {key: results[key] for key in ("num_parameters", "device")}

@@ -74,9 +74,8 @@ def test_a_factor_that_affects_one_row_compares_it_with_the_recorded_other(weigh
 
 
 def test_a_level_replaces_entries_of_a_setting_that_is_a_table(weighed):
-    weighed.rows = lambda size: [
-        {"label": label, "sizes": {"width": 1, "depth": depth}} for label, depth in ("a1", "b2")
-    ]
+    depths = {"a": 1, "b": 2}
+    weighed.rows = lambda size: [{"label": label, "sizes": {"width": 1, "depth": depths[label]}} for label in depths]
     levels = study(weighed, factors={"width": {"3": {"sizes": {"width": 3}}}}).rows("small")[2:]
     assert [row["sizes"] for row in levels] == [{"width": 3, "depth": 1}, {"width": 3, "depth": 2}]
 
