@@ -25,6 +25,7 @@ class Experiment:
         part_label: label of the line of each entry of `value`, such as "{label}, {part}"; without it, the keys of
             `value` are places on the x axis.
         log_x, log_y: logarithmic axes.
+        styles: part of a line's label → arguments of matplotlib's `plot`; the last that is there takes precedence.
         percent: show measurements, which are fractions, as percentages.
         number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
         paper: label → the number that the paper prints.
@@ -50,6 +51,7 @@ class Experiment:
     part_label: str | None = None
     log_x: bool = False
     log_y: bool = False
+    styles: Mapping[str, Mapping[str, str]] = {}
     percent: bool = False
     number_format: str | None = None
     paper: Mapping[str, str] = {}
@@ -127,4 +129,5 @@ class Experiment:
 
     def line_style(self, label: str) -> dict[str, Any]:
         """Arguments of matplotlib's `plot` for the line of a label."""
-        return {}
+        found = (style for part, style in self.styles.items() if part in label)
+        return {key: value for style in found for key, value in style.items()}

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
@@ -20,10 +21,12 @@ class FactorStudy(Experiment):
 
     Args:
         name: as the user types it.
-        base: name of the experiment.
+        experiment: its name.
         claim: the question.
-        first, second: the points; the difference is second minus first, seed by seed.
-        factors: factor → level → settings that replace those of all rows, or label of a row → its settings.
+        first, second: the points, each a label and, where the x axis has places, a place; the difference is second
+            minus first, seed by seed.
+        factors: factor → level → settings that replace a row's; those that are tables, such as `options`, replace
+            the entries that they have.
         fixed: label of a row of the experiment → settings in place of its candidates; other rows are left out.
         where: settings that a row of the experiment must have, where several have one label.
         affected: factor → labels of the rows that it changes, by default all; the others are as recorded.
@@ -40,23 +43,24 @@ class FactorStudy(Experiment):
     def __init__(
         self,
         name: str,
-        base: str,
+        experiment: str,
         claim: str,
         *,
-        first: Point,
-        second: Point,
-        factors: Mapping[str, Mapping[str, Settings]],
+        first: Sequence[str],
+        second: Sequence[str],
         fixed: Mapping[str, Settings],
-        where: Settings | None = None,
-        affected: Mapping[str, Sequence[str]] | None = None,
+        factors: Mapping[str, Mapping[str, Settings]] = MappingProxyType({}),
+        where: Mapping[str, Any] = MappingProxyType({}),
+        affected: Mapping[str, Sequence[str]] = MappingProxyType({}),
         key: str | None = None,
         metric: str | None = None,
         seeds: Sequence[int] = (0, 1, 2),
     ):
-        self.name, self.rows_of, self.claim, self.seeds = name, base, claim, seeds
-        self.first, self.second, self.factors, self.fixed, self.where = first, second, factors, fixed, where or {}
-        self.affected, self.key, self._metric = affected or {}, key, metric
-        self.note = f"One setting at a time is changed; all others are those of `{base}`."
+        self.name, self.rows_of, self.claim, self.seeds = name, experiment, claim, seeds
+        self.first, self.second = ((*point, None)[:2] for point in (first, second))
+        self.factors, self.fixed, self.where, self.affected = factors, fixed, where, affected
+        self.key, self._metric = key, metric
+        self.note = f"One setting at a time is changed; all others are those of `{experiment}`."
 
     source = property(lambda self: self.base.source)
     metric = property(lambda self: self._metric or self.base.metric)
@@ -84,12 +88,12 @@ class FactorStudy(Experiment):
 
     def _at_level(self, row: Settings, level: str, settings: Settings) -> Settings:
         own = {key: value for key, value in row.items() if key != "candidates"} | self.fixed[row["label"]]
-        settings = settings.get(row["label"], settings)
         if unknown := settings.keys() - own.keys() - set(self.base.optional):
             raise ValueError(
                 f"{level!r} of `{self.name}` sets {sorted(unknown)}, which {row['label']!r} does not have."
             )
-        return {**own, **settings, "level": level}
+        tables = {key: {**own.get(key, {}), **value} for key, value in settings.items() if isinstance(value, dict)}
+        return {**own, **settings, **tables, "level": level}
 
     def run(self, settings: Settings) -> dict[str, Any]:
         return self.base.run(settings)

@@ -36,19 +36,6 @@ _EPISODE = 5000  # bases per episode of the random genome
 
 
 class Drift(Experiment):
-    name = "drift"
-    seeds = (0,)
-    source = "Learning during use"
-    claim = "After each switch a model that goes on learning predicts better than one that has stopped."
-    note = (
-        "Segments of {segment_bytes:,} bytes: 1 english, 2 python, 3 genome, 4 python, 5 english; one stream, read "
-        "once, learned from in blocks of {stride} bytes, AdamW, learning rate {learning_rate:g}. Sources: "
-        "`{english}` (`pydoc` is the prose of Python's help topics), `{python}` (`python` is the standard library's "
-        "source) and `{genome}` (`random` is a random genome with repeats). A segment's number is the mean over all "
-        "of it; the last column has the bits per byte of the first and of the last {window:,} bytes of each segment."
-    )
-    metric = "prequential bits per byte"
-    x_label = "segment"
     lines = {
         "learning on, RTRL": {"rule": "rtrl", "learned_segments": len(ORDER)},
         "learning on, truncated": {"rule": "truncated", "learned_segments": len(ORDER)},
@@ -119,20 +106,6 @@ class Drift(Experiment):
 class DriftRules(Drift):
     """The same stream by learning rule and optimizer, each with the best of as many learning rates."""
 
-    name = "drift-rules"
-    seeds = (0, 1, 2)
-    source = "Learning during use, rules"
-    claim = (
-        "On a stream whose language changes, exact gradients through the past predict better than immediate "
-        "derivatives, with either optimizer, and than truncation, in the same processor time or less."
-    )
-    note = (
-        "The segments of `drift`, {segment_bytes:,} bytes each; Memora of M {fields[hidden_size]}, S "
-        "{fields[state_size]}, two layers, an update after every {stride} bytes. Immediate derivatives: the state "
-        "before a byte is a constant (arXiv 2603.28750 has them with RMSprop). No channel of these layers depends on "
-        "another one's past, so SnAp-1 and e-prop have the gradient of RTRL. Learning rates {learning_rate:g}, of "
-        "three for each line, with other texts in segments of 4,000 bytes. The last column is processor time."
-    )
     lines = RULES
     shared = {"learned_segments": len(ORDER), "english": "pydoc", "python": "python", "genome": "random"}
     sizes = {

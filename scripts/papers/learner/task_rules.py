@@ -32,24 +32,6 @@ UNITS: dict[str, dict[str, Settings]] = {
 
 
 class TaskRules(Experiment):
-    name = "task-rules"
-    source = "Learning during use, tasks"
-    claim = (
-        "Where the target depends on bytes further back than an update sees, exact gradients through the past solve "
-        "what immediate derivatives cannot, in the same processor time."
-    )
-    note = (
-        "One stream of {stream_bytes:,} bytes, each example an episode; two layers, M {fields[hidden_size]}, S "
-        "{fields[state_size]}, rules and learning rates ({learning_rate:g}, of three for each line) as in "
-        "`drift-rules`. flip-flop: {num_tested} strings of {task_options[length]} symbols, p = "
-        "{task_options[p_ignore]}, asked for the bit at each read. copying: {task_options[num_tokens]} of "
-        "{task_options[num_symbols]} symbols repeated after {task_options[delay]} blanks and a marker. No channel of "
-        "GLRU depends on another one's past, so SnAp-1 and e-prop have the gradient of RTRL; GRUs have SnAp-1 "
-        "instead of it. Bits: of what is asked."
-    )
-    metric = "accuracy at what is asked"
-    percent = True
-    optional = ("update_every",)
     shared = {"preset": "memora-tiny", "num_tested": 500}
     sizes = {
         "small": {"stream_bytes": 20_000, "fields": {"hidden_size": 64, "state_size": 96}},

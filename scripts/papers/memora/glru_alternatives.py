@@ -10,20 +10,6 @@ RATES = (1e-3, 3e-3, 1e-2)
 
 
 class GLRUAlternatives(Experiment):
-    name = "glru-alternatives"
-    source = "Memora, Figure 6"
-    claim = (
-        "The paper's order on text: the real GLRU below (better than) the complex one, all GLRU below minGRU and LRU, "
-        "and no benefit from conjugate pairs."
-    )
-    note = (
-        "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} after {bytes:,} bytes of `{corpus}` in "
-        "{streams} streams, T = {block_size}; learning rates {learning_rate:g}; at the small size each is the best of "
-        "as many for each unit, on files that do not judge."
-    )
-    metric = "held-out bits per byte"
-    reference = "real GLRU"
-    paper_seeds = 3
     lines = {
         "real GLRU": {"recurrent_unit": "glru"},
         "complex GLRU": {"recurrent_unit": "complex_glru_read_out"},

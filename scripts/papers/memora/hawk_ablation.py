@@ -21,16 +21,6 @@ RATES = {"small": (1e-3, 3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
 
 
 class HawkAblation(Experiment):
-    name = "memora-against-hawk"
-    source = "Memora, Figure 3, Memora and Hawk in streams"
-    claim = "Memora predicts text better than Hawk in the same streams."
-    note = (
-        "{bytes:,} bytes of `{corpus}` in {streams} streams, T = {block_size}; models of M {widths[hidden_size]}, S "
-        "{widths[state_size]}, N {widths[num_hidden_layers]}; learning rates {learning_rate:g}, each the best of as "
-        "many for each model on files that do not judge. Without convolution: one tap."
-    )
-    metric = "held-out bits per byte"
-    reference = "Memora"
     sizes = {
         "small": {
             "widths": _WIDTHS, "bytes": 500_000, "streams": 64, "block_size": 32,

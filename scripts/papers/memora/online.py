@@ -42,25 +42,6 @@ WHILE_READING = "while reading"
 
 
 class OnlineMemora(Experiment):
-    name = "online-memora"
-    source = "Memora, Figure 5"
-    claim = (
-        "Learning at every byte, with an update after each (T = 1), real-time recurrent learning ends below one-step "
-        "backpropagation, with many streams and with a single one."
-    )
-    note = (
-        "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} on `{corpus}` in excerpts of "
-        "{episode_bytes:,} bytes (0: whole episodes); {steps:,} steps with {optim} at learning rate "
-        "{learning_rate:g}, for B = {streams:,} respectively. With B = 1 the small size has adam_beta2 0.9999, 500 "
-        "warm-up steps and cosine decay. Lines 'while reading': the bytes read since the last column, each predicted "
-        "before it was learned from."
-    )
-    metric = "held-out bits per byte"
-    paper_seeds = 3
-    optional = ("fields",)
-    x_label = "kB read"
-    log_x = True
-
     def rows(self, size: str) -> list[Settings]:
         rows = [
             {"label": f"{name}, B = {kind['streams']}", "method": method, "learning_rate": rate, **SIZES[size], **kind}
@@ -102,13 +83,6 @@ class OnlineMemora(Experiment):
     def curves(self, rows: Sequence[Settings]) -> Curves:
         reading = [{"label": f"{row['label']}, {WHILE_READING}", "value": row[WHILE_READING]} for row in rows]
         return super().curves([*rows, *reading])
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        colour = "tab:green" if label.startswith("RTRL") else "tab:orange"
-        streams = label.split(", ")[1]
-        colour = "tab:purple" if "Hawk" in label else colour
-        line = ("-." if streams == "B = 1" else "--") if label.endswith(WHILE_READING) else "-"
-        return {"color": colour, "linestyle": line, "marker": "o" if streams == "B = 1" else "s"}
 
 
 def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:

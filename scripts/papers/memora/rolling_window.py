@@ -11,22 +11,6 @@ OVERLAPS = (1, 2, 4)  # T / S
 
 
 class RollingWindow(Experiment):
-    name = "rolling-window"
-    source = "Memora, section 3, rolling window"
-    claim = (
-        "Windows that overlap learn more from the same bytes, by more updates; at equal updates they are no better "
-        "than windows one after another (the paper defines the stride S ≤ T and shows S = T only)."
-    )
-    note = (
-        "Memora of M {widths[hidden_size]}, S {widths[state_size]}, N {widths[num_hidden_layers]} on `{corpus}` in "
-        "{streams:,} streams, windows of {window} bytes; {bytes:,} bytes read, the fewer at equal updates, learning "
-        "rate {learning_rate:g}."
-    )
-    metric = "held-out bits per byte"
-    x_label = "T / S ="
-    x_key = "overlap"
-    log_x = True
-    paper_seeds = 3
     sizes = {
         "small": {
             "preset": "memora-tiny", "widths": {"hidden_size": 64, "state_size": 96, "num_hidden_layers": 2},

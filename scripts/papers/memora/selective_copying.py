@@ -26,19 +26,6 @@ SMALL_WIDTHS: dict[str, Settings] = {
 
 
 class SelectiveCopyingTable(Experiment):
-    name = "selective-copying"
-    source = "Memora, Table 2"
-    claim = (
-        "Units that gate both their input and their memory solve selective copying; minGRU, which gates them "
-        "together, and LRU, which gates nothing, fall far behind at equal steps."
-    )
-    note = (
-        "{num_tokens} numbers among {length} steps; {steps:,} optimizer steps of {batch_size} examples, learning rate "
-        "{learning_rate:g}; tested on {num_tested:,} other examples."
-    )
-    metric = "accuracy"
-    percent = True
-    paper_seeds = 5
     paper = {label: printed for label, (_, _, printed) in MODELS.items()}
     shared = {"num_tested": 5000}
     sizes = {

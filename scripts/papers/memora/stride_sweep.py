@@ -27,29 +27,10 @@ NAMES = {"memora": "Memora", "hawk": "Hawk", "llama": "Llama", "mamba2": "Mamba2
 WITH_STATE = ("memora", "hawk", "mamba2")
 # Memora in streams also after a part of the bytes.
 BUDGETS = {"": 1, ", half of the bytes": 2, ", a quarter of the bytes": 4}
-_MARKERS = {", half of the bytes": "s", ", a quarter of the bytes": "^"}
 STATE_CARRIED, STATE_ZERO = "state carried", "state zero at each block"
 
 
 class StrideSweep(Experiment):
-    name = "stride-sweep"
-    source = "Memora, Figure 3"
-    claim = (
-        "Streams beat IID blocks at every stride, also after a quarter of the bytes, and are almost flat down to "
-        "T = 2, where IID training falls apart; Llama, which carries no state, gains nothing from streams. "
-        "All models are evaluated over whole episodes with the state carried; those trained IID also as in the "
-        "paper, from a zero state at each block of T bytes."
-    )
-    note = (
-        "{bytes:,} bytes of `{corpus}` per row, {step_bytes:,} bytes per optimizer step, so B = {step_bytes:,} / T; "
-        "learning rate {learning_rate:g}, bf16 = {bf16}."
-    )
-    metric = "held-out bits per byte"
-    x_label = "T ="
-    x_key = "stride"
-    log_x = True
-    paper_seeds = 3
-    optional = ("episode_bytes",)
     shared = {"accumulation": 1}
     sizes = {
         "small": {
@@ -118,12 +99,6 @@ class StrideSweep(Experiment):
 
     def curves(self, rows: Sequence[Settings]) -> Curves:
         return super().curves(sorted(rows, key=lambda row: row["label"], reverse=True))
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        colours = {"Memora": "tab:blue", "Hawk": "tab:orange", "Llama": "tab:green", "Mamba2": "tab:red"}
-        line = "-" if "streams" in label else "--" if label.endswith(STATE_CARRIED) else ":"
-        marker = next((marker for words, marker in _MARKERS.items() if label.endswith(words)), "o")
-        return {"color": colours[label.split(",")[0]], "linestyle": line, "marker": marker}
 
 
 def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, float]:

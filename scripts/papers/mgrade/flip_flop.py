@@ -35,24 +35,6 @@ DISTANCES = {"10": 0.8, "100": 0.98}
 
 
 class FlipFlopDistances(Experiment):
-    name = "flip-flop"
-    source = "mGRADE, Figure 3"
-    claim = (
-        "Trained where the last write lies 10 instructions back on average, one layer of mGRADE still reads the bit "
-        "when it lies 100 back, whatever its longest delay; TCNs do not, even with the whole sequence in view."
-    )
-    note = (
-        "M {hidden_size}; {steps:,} steps of {batch_size} strings of {length} symbols with p = 0.8, binary "
-        "cross-entropy of the sets of possible next symbols, learning rate {learning_rate:g} with warm-up and cosine "
-        "decay; of two values the second is the TCNs'. Tested on {num_tested:,} strings with p = 0.8 and with "
-        "p = 0.98. mGRADE has one layer, without MLP and LayerNorm as in section 4; TCNs have five with both, because "
-        "they would be linear without. Whole sets: per cent of the steps whose whole set is right at "
-        "distance 100, last seed."
-    )
-    metric = "accuracy at reads"
-    x_label = "distance"
-    log_x = True
-    percent = True
     lines = {label: {"options": options} for label, options in MODELS.items()}
     shared = {"hidden_size": 32, "length": 512}
     sizes = {
@@ -79,9 +61,6 @@ class FlipFlopDistances(Experiment):
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         right = statistics.fmean(row["right_sets"]["100"] for row in rows)
         return {**super().details(rows), "whole sets at distance 100, %": f"{right * 100:.2f}"}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        return {"linestyle": "-" if label.startswith("mGRADE") else ":"}
 
 
 class PredictionSets(Dataset):

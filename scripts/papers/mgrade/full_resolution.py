@@ -9,17 +9,6 @@ FORMATS = {"28 by 28": ("mnist", 0), "32 by 32, as grey sCIFAR": ("cifar", 2)}
 
 
 class FullResolution(PixelClassification):
-    name = "mgrade-full-resolution"
-    seeds = (0,)
-    source = "mGRADE, Table 1, lengths of the paper"
-    claim = (
-        "Where the receptive field of a TCN with exponential dilation, 190 steps, is shorter than the sequence, "
-        "mGRADE with exponential dilation is better than it."
-    )
-    note = PixelClassification.note + (
-        " Digits are read at their full size with the presets of sMNIST, 784 steps, and with {padding} pixels "
-        "added at each side as for grey sCIFAR, 1,024 steps."
-    )
     sizes = {
         "small": {"pooling": 1, "epochs": 1, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},
         "paper": PixelClassification.sizes["paper"],

@@ -38,25 +38,6 @@ def _models(dt: float) -> dict[str, Settings]:
 
 
 class LorenzReconstruction(Experiment):
-    name = "lorenz"
-    source = "mGRADE, Figure 2"
-    claim = (
-        "Trained to predict one noisy dimension a step ahead, one layer of mGRADE holds the other two in its hidden "
-        "states, so that a readout of them is better than repeating the present value (below 1); two layers of minGRU "
-        "do not (above 1), and keep fewer of a point's neighbours."
-    )
-    note = (
-        "Γ, the longest delay, is 16 steps, or scaled with dt to the same time of 0.8. "
-        "{num_trajectories:,} trajectories of {num_steps} steps, noise {noise:g} of a dimension's deviation, {epochs} "
-        "epochs of batches of {batch_size}, learning rate {learning_rate:g} with warm-up and cosine decay; tested on "
-        "{num_tested} other trajectories, whose targets have no noise. The readouts of the dimensions that training "
-        "never showed are least-squares fits to the frozen hidden states; the quadratic one is there because the "
-        "system is the same for (x, y, z) and (-x, -y, z), which hides z from linear maps of states that are odd in "
-        "x. Neighbours kept: share of a point's 20 nearest neighbours on the attractor that are also nearest in the "
-        "hidden states."
-    )
-    metric = "mean absolute scaled error"
-    part_label = "{label}: {part}"
     paper = {
         f"{label}, dt {dt}: {LINEAR}": printed
         for dt in TIME_STEPS

@@ -29,22 +29,6 @@ _AXES = "xyz"
 
 
 class LorenzComponents(Experiment):
-    name = "lorenz-components"
-    source = "mGRADE, Figure S1"
-    claim = (
-        "The top three principal components of the hidden states have the two lobes of the attractor in one layer of "
-        "mGRADE, and keep fewer of a point's neighbours in two layers of minGRU."
-    )
-    note = (
-        "Models and training of the experiment `lorenz`: {num_trajectories:,} trajectories of {num_steps} steps, one "
-        "noisy dimension seen, {epochs} epochs of batches of {batch_size}, learning rate {learning_rate:g}. "
-        "Components of the states on {num_tested} other trajectories. Neighbours kept: share of a point's 20 nearest "
-        "neighbours on the attractor that are also nearest in the three components. The figure has three of the "
-        "trajectories with the same colours in all panels, of the first seed."
-    )
-    metric = "explained variance"
-    x_label = "component"
-    percent = True
     lines = {
         f"{label}, dt {dt}": {"options": SIZES | options, "dt": dt}
         for dt in TIME_STEPS

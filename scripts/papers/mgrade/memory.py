@@ -14,7 +14,6 @@ PARAMETERS, BUFFERS, TOTAL = "parameters", "buffers", "total"
 # With this longest delay in steps, half the length of grey sCIFAR, appendix B yields the totals that are printed.
 LONGEST_DELAY = 512
 LIMITED = f"total, no delay above {LONGEST_DELAY}"
-_COLOURS = {PARAMETERS: "tab:blue", BUFFERS: "tab:orange", TOTAL: "tab:green", LIMITED: "tab:red"}
 # Γ_0, the longest delay of the first layer.
 BASE_KERNEL_SIZES = (8, 16, 32, 64, 128)
 BASE_DILATIONS = (1, 4)
@@ -23,24 +22,6 @@ _FROM, _TO = 16, 64
 
 
 class MemoryFootprint(Experiment):
-    name = "mgrade-memory"
-    seeds = (0,)
-    source = "mGRADE, Figure 4A"
-    claim = (
-        "From a base kernel size of 16 to one of 64, the parameters of TCN-EID grow by 10 %, and its total memory by "
-        "66 %."
-    )
-    note = (
-        "Not trained: floats that `memory_footprint()` counts for the paper's TCN-EID of grey sCIFAR, 6 layers of "
-        "width 32. Γ0 is the longest delay of the first layer, from which each layer has twice the delay of the "
-        "one below it (appendix B), with Γ0 / (base dilation) + 1 taps in each. No delay above {longest_delay}: "
-        "dilations are halved until no layer's delay is longer."
-    )
-    metric = "floats"
-    x_label = "Γ0 ="
-    log_x = True
-    log_y = True
-    number_format = ",.0f"
     paper = {
         f"base dilation 1: {PARAMETERS}": f"+10% from {_FROM} to {_TO}",
         f"base dilation 1: {TOTAL}": f"+66% from {_FROM} to {_TO}",
@@ -75,10 +56,6 @@ class MemoryFootprint(Experiment):
         if not {_FROM, _TO} <= values.keys():
             return {}
         return {f"from {_FROM} to {_TO}": f"{values[_TO] / values[_FROM] - 1:+.0%}"}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        dilation, part = label.split(": ")
-        return {"color": _COLOURS[part], "linestyle": "-" if dilation == "base dilation 1" else ":"}
 
 
 def limited_delays(delays: Iterable[int], longest: int) -> list[int]:

@@ -67,18 +67,6 @@ def row_label(size: str, architecture: str, taps: int, delay: int) -> str:
 
 
 class MemoryAccuracy(PixelClassification):
-    name = "mgrade-memory-accuracy"
-    source = "mGRADE, Figures 4B and S2 to S4"
-    claim = (
-        "Larger convolutions make mGRADE and TCNs better until they saturate; with equal memory, mGRADE is better "
-        "than TCNs."
-    )
-    note = PixelClassification.note + (
-        " All models have {options[num_hidden_layers]} layers of width {options[hidden_size]}, and K taps with "
-        "dilation d, with a dilation that doubles from layer to layer, from d_b, or at learned positions up to Γ. A "
-        "line of the figure joins the configurations that are better than all with less memory, by the same test "
-        "images."
-    )
     paper = {row_label("paper", name, *place): printed for name, (*place, printed) in PRINTED.items()}
     sizes = {
         "small": {"pooling": 2, "epochs": 3, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},

@@ -14,13 +14,6 @@ from papers.engine.tuning import is_tuning
 class PixelClassification(Experiment):
     """A table of test accuracies, whose rows have `dataset`, `data`, `preset`, `options` and the settings below."""
 
-    note = (
-        "{data_used}; averaged over squares of side {pooling}; {epochs} epochs of batches of "
-        "{batch_size}, learning rate {learning_rate:g} with warm-up and cosine decay. Floats at inference are "
-        "parameters and buffers (appendix B)."
-    )
-    metric = "accuracy"
-    percent = True
     # The paper's size has the settings of appendix C for sCIFAR.
     sizes = {
         "small": {"pooling": 2, "epochs": 15, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},

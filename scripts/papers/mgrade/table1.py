@@ -30,12 +30,6 @@ def preset_of(family: str, row: str) -> str:
 
 
 class PixelTable(PixelClassification):
-    name = "mgrade-table1"
-    source = "mGRADE, Table 1"
-    claim = (
-        "With equal parameters, convolution and recurrence together classify images read pixel by pixel better than "
-        "either alone."
-    )
     paper = {
         f"{DATASETS[dataset][0]}: {label}": numbers[place]
         for place, dataset in enumerate(DATASETS)

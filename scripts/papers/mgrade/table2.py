@@ -21,12 +21,6 @@ MODELS = {
 
 
 class PositionsTable(PixelClassification):
-    name = "mgrade-table2"
-    source = "mGRADE, Table 2"
-    claim = (
-        "Learned positions are better than fixed ones of the same number and reach; drawn at random over half the "
-        "reach, twice as many of them are as good with a smaller memory."
-    )
     # On the paper's images only.
     paper = {f"grey sCIFAR: {label}": printed for label, (_, printed, _) in MODELS.items()}
 

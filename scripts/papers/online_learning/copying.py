@@ -40,23 +40,6 @@ def rules_of(layer: str) -> list[str]:
 
 
 class OnlineCopy(Experiment):
-    name = "online-copy"
-    source = "Online learning of long-range dependencies, Table 1"
-    claim = (
-        "With LRU, whose channels do not mix, learning online comes close to backpropagation through time, far "
-        "below truncated and spatial learning; with a dense recurrence SnAp-1 does not."
-    )
-    note = (
-        "{num_tokens} patterns of 7 bits; {steps:,} steps of {batch_size} out of {num_examples:,} sequences with the "
-        "gradient of each rule at T = 1, AdamW, learning rate {learning_rate:g} with cosine decay, dropout "
-        "{dropout:g}. A column is the mean over the steps since the column before; the paper's number is the loss at "
-        "the end of 25 epochs, each method with its own learning rate. Chance is 0.69."
-    )
-    metric = "training loss, nats per bit"
-    x_label = "step"
-    log_y = True
-    number_format = ".1e"
-    paper_seeds = 5
     paper = {
         f"{layer}: {rule}": number
         for layer, numbers in PRINTED.items()
@@ -78,12 +61,6 @@ class OnlineCopy(Experiment):
         losses: list[torch.Tensor] = []
         results = train_bit_copier(BitCopier(fields, settings["rule"], readout), data, settings, losses)
         return {**results, "value": means_of_parts(losses, PARTS)}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        layer, _, rule = label.partition(": ")
-        colours = {"spatial": "tab:red", "truncated": "tab:orange", "BPTT": "tab:blue"}
-        lines = {"LRU": "-", "linear RNN": "--", "GRU, 1 layer": ":", "GRU": "-."}
-        return {"color": colours.get(rule, "tab:green"), "linestyle": lines[layer]}
 
 
 def means_of_parts(losses: Sequence[torch.Tensor], parts: int) -> dict[str, float]:

@@ -14,27 +14,10 @@ from papers.online_learning.bit_copier import (
     train_bit_copier,
 )
 
-# By the number of layers.
-_MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
 AT_FIRST, TRAINED = "at first", "trained"
 
 
 class GradientAlignmentFigure(Experiment):
-    name = "gradient-alignment"
-    source = "Online learning of long-range dependencies, Figure 2"
-    claim = (
-        "The gradient learned online is exact in the last recurrent layer and points the right way below it, more so "
-        "than truncated and spatial learning; it gets worse with depth and with training, not with "
-        "eigenvalues near 1."
-    )
-    note = (
-        "LRU of M 128, S 64 on the copy task, {num_tokens} patterns of 7 bits; all parameters of a layer except its "
-        "norm as one vector, {num_measured:,} sequences, before training and after {steps:,} steps of {batch_size} by "
-        "the rule itself, learning rate {learning_rate:g} with cosine decay."
-    )
-    optional = ("begins_with_a_bit",)
-    metric = "cosine to the gradient of backpropagation through time"
-    x_label = "layer"
     # Panels A, C and E; `r_min` is |λ|min at initialisation.
     lines = {
         "ours, 1 layer": {"rule": "rtrl", "layers": 1, "r_min": 0.0},
@@ -72,9 +55,3 @@ class GradientAlignmentFigure(Experiment):
         for place, value in row["value"].items():
             stage, _, layer = place.partition(": ")
             yield f"{row['label']}, {stage}", layer, value
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        colours = {"truncated": "tab:orange", "spatial": "tab:red", "ours": "tab:green"}
-        colour = "tab:blue" if "from 0.9" in label else colours[label.split(",")[0]]
-        marker = _MARKERS[int(label.split(", ")[1][0])]
-        return {"color": colour, "marker": marker, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}

@@ -59,22 +59,6 @@ DENSE_WIDTH = {"small": 80, "paper": 294}
 
 
 class LongRange(Experiment):
-    name = "online-long-range"
-    source = "Online learning of long-range dependencies, Tables 2 and 3"
-    claim = (
-        "On three tasks of the Long Range Arena LRU learned online is close to backpropagation through time, and far "
-        "better than truncated and spatial learning; a linear RNN learned online by SnAp-1 is worse."
-    )
-    note = (
-        "Losses of all steps in training, the mean of their logits in tests, for every method; {batch_size} sequences "
-        "per step, learning rate {learning_rate:g} with cosine decay. The small size has {steps:,} steps; in place of "
-        "colour images it has MNIST of 14 by 14 pixels, in place of film reviews {length} bytes of source code, of "
-        "which the package is asked (torch or transformers), and its expressions are short. The paper's numbers are "
-        "for its own data."
-    )
-    metric = "test accuracy"
-    percent = True
-    paper_seeds = 3
     paper = {
         f"{task}: {rule}": number
         for task, numbers in PRINTED.items()

@@ -31,22 +31,6 @@ RULE_RATES = {"small": (2e-3, 4e-3, 8e-3), "paper": (1e-3, 2e-3, 4e-3, 8e-3)}
 
 
 class TrainingCurves(Experiment):
-    name = "online-copy-curves"
-    source = "Online learning of long-range dependencies, Figure 2 B, D, F"
-    claim = (
-        "With the gradient learned online the loss falls further the deeper the network is, whatever the eigenvalues "
-        "at initialisation, and comes close to backpropagation through time, while truncated and spatial "
-        "learning fail."
-    )
-    note = (
-        "LRU of M 128, S 64 on the copy task, {num_tokens} patterns of 7 bits; {steps:,} steps of {batch_size}, "
-        "learning rate {learning_rate:g} with cosine decay; in the panel of the rules the best of as many for each, "
-        "with another seed. A column is the mean over the steps since the column before. Chance is 0.69; below 0.05 "
-        "the task is solved, the paper says."
-    )
-    metric = "training loss, nats per bit"
-    x_label = "step"
-    log_y = True
     shared = {"num_tokens": 20, "num_examples": 20_000}
     sizes = {
         "small": {"steps": 200, "batch_size": 20, "dropout": 0.0},

@@ -6,10 +6,10 @@ from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import mean_points
-from papers.smt.models import SMT, SMT_DMT, TEACHER
+from papers.smt.models import SMT_DMT
 from papers.smt.tasks import SIZES as TASK_SIZES
 from papers.smt.tasks import train_on_task
-from papers.smt.training import TRAINING_NOTE, method_values
+from papers.smt.training import method_values
 
 FUTURES = {"small": (1, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
 SIZES: dict[str, Settings] = {
@@ -20,20 +20,6 @@ SIZES: dict[str, Settings] = {
 
 
 class FutureLength(Experiment):
-    name = "smt-future-length"
-    seeds = (0,)
-    source = "SMT, section 3.6, future length"
-    claim = (
-        "Retrieval takes a future long enough to hold the answer or joint training, in which credit goes back a step "
-        "of the sequence with each optimizer step; detached and with a short future it fails."
-    )
-    note = "`{task}`, " + TRAINING_NOTE + ". Drift before DMT: at each Tf."
-    metric = "accuracy of answers"
-    x_label = "Tf ="
-    part_label = "{label}, {part}"
-    log_x = True
-    percent = True
-
     def rows(self, size: str) -> list[Settings]:
         shared = {"method": SMT_DMT, **TASK_SIZES[size], **SIZES[size]}
         return [
@@ -49,8 +35,3 @@ class FutureLength(Experiment):
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         drifts = mean_points((row["x"], row["measured_smt"]["drift"]) for row in rows)
         return {**super().details(rows), "drift before DMT": ", ".join(f"{drift:.3f}" for _, drift in drifts)}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        kind = label.rpartition(", ")[2]
-        colour = "tab:blue" if label.startswith("joint") else "tab:orange"
-        return {"color": colour, "linestyle": {SMT_DMT: "-", SMT: "--", TEACHER: ":"}[kind]}

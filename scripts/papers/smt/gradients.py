@@ -24,25 +24,6 @@ SIZES: dict[str, Settings] = {
 
 
 class GradientNorms(Experiment):
-    name = "smt-gradients"
-    seeds = (0,)
-    source = "SMT, section 3.7, vanishing gradients"
-    claim = (
-        "With the loss at the last step, the gradient that BPTT gives a memory vanishes or explodes with its distance "
-        "from the end, by the initialisation; the one that SMT gives it depends on neither."
-    )
-    note = (
-        "Retrieval of T = {length}, {batch_size} examples, models of M {sizes[hidden_size]} with "
-        "{sizes[num_memory_tokens]} memory tokens and without training, in float64; all linear maps are multiplied by "
-        "the gain. Norms of single examples are averaged; for SMT of the whole loss at all timesteps, "
-        "Tc = Tf = T, with the paper's weights."
-    )
-    metric = "largest over smallest gradient norm of a memory"
-    x_label = "gain"
-    log_x = True
-    log_y = True
-    number_format = ".1e"
-
     def rows(self, size: str) -> list[Settings]:
         return [
             {"label": method, "x": gain, "vocab_size": 16, **SIZES[size]} for method in (BPTT, SMT) for gain in GAINS

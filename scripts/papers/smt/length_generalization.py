@@ -11,25 +11,10 @@ from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel, Task, evaluate_task
 from papers.engine.experiment import Experiment, Settings
 from papers.smt.models import BPTT, SMT_DMT, TEACHER
 from papers.smt.tasks import LONG, SIZES, train_on_task
-from papers.smt.training import TRAINING_NOTE, learning_rates
+from papers.smt.training import learning_rates
 
 
 class LengthGeneralization(Experiment):
-    name = "smt-length-generalization"
-    source = "SMT, section 3.7, sequence length"
-    claim = (
-        "At the training length the teacher answers at least as well as the RNN that it taught; on longer sequences "
-        "the RNN is far better."
-    )
-    note = (
-        "Trained on `{task}`, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each "
-        "method on other examples of that length with another seed; tested on {num_tested} examples of each length, "
-        "the teacher at 64 positions at most. Its context is the whole sequence."
-    )
-    metric = "accuracy of answers"
-    x_label = "T ="
-    log_x = True
-    percent = True
     lines = {SMT_DMT: {"method": SMT_DMT}, BPTT: {"method": BPTT}}
     shared = {"factors": [1, 2, 4, 8]}  # test lengths, as multiples of the training length
     sizes = {

@@ -11,7 +11,6 @@ from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import pack, split_axes, unpack
 from papers.smt.models import SMT_DMT, TEACHER
 from papers.smt.tasks import SIZES, train_on_task
-from papers.smt.training import TRAINING_NOTE
 
 TASKS = {
     "small": {
@@ -32,23 +31,6 @@ _DRAWN = 128
 
 
 class MemorySpace(Experiment):
-    name = "smt-memory-space"
-    seeds = (0,)
-    source = "SMT, section 3.7, memory space"
-    claim = (
-        "A memory of two numbers becomes a state machine where few things matter (retrieval: nothing yet, the answer "
-        "comes next, each of the answers) and a tree where everything does (string copy)."
-    )
-    note = (
-        "Tasks: `{task}`; one memory token of two numbers without norm, " + TRAINING_NOTE + ". The figure shows the "
-        "memory after every step of the same examples. Colours: in retrieval 0 before the identifier, 1 at it and "
-        "then the answer; in string copy the input so far, as a number; in stack operations the stack, as a number. "
-        "Grey lines follow eight examples."
-    )
-    metric = "accuracy of answers"
-    part_label = "{label}, {part}"
-    percent = True
-
     def rows(self, size: str) -> list[Settings]:
         shared = SIZES[size] | (_STEPS if size == "small" else {}) | {"timesteps": 0}
         shared["sizes"] = shared["sizes"] | _POINT

@@ -5,6 +5,7 @@ from transformers import set_seed
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel, teacher_fields
 from papers.engine.experiment import Settings
 
+Pair = tuple[SmtRnnForCausalLM, SmtTeacherModel]
 BPTT, SMT, DMT, SMT_DMT, TEACHER = "BPTT", "SMT", "DMT", "SMT→DMT", "teacher"
 # Fields of `SmtRnnConfig`; the teacher's encoder is as deep as the update, as in appendix E.
 SMALL_MODEL: Settings = {
@@ -17,7 +18,7 @@ PAPER_MODEL: Settings = {
 }  # fmt: skip
 
 
-def build_pair(sizes: Settings, vocab_size: int, seed: int) -> tuple[SmtRnnForCausalLM, SmtTeacherModel]:
+def build_pair(sizes: Settings, vocab_size: int, seed: int) -> Pair:
     """A new RNN and its teacher, initialised with the seed.
 
     Args:

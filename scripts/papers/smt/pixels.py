@@ -15,14 +15,8 @@ from papers.engine.images import average_pooled, load_images
 from papers.engine.pictures import image_sheet, pack, split_axes, unpack
 from papers.engine.report import draw_table
 from papers.engine.tuning import is_tuning
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, TEACHER, build_pair
-from papers.smt.training import (
-    TRAINING_NOTE,
-    MethodComparison,
-    learning_rates,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair
+from papers.smt.training import MethodComparison, learning_rates, train_on
 
 _SAMPLES, _COLUMNS = 32, 8
 _DATA = "images"
@@ -120,21 +114,6 @@ def from_patches(tokens: np.ndarray, patch: int) -> np.ndarray:
 
 
 class PixelMethods(MethodComparison):
-    name = "smt-pixels"
-    source = "SMT, section 3.2, MNIST"
-    claim = (
-        "At equal optimizer steps an RNN after SMT→DMT needs fewer bits per pixel than one after BPTT, which sees "
-        "little more than the row that it is in, and draws digits."
-    )
-    note = (
-        "{data_used}; {crop} pixels left out at each side, squares of side {pooling} averaged, {levels} "
-        "grey levels; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method "
-        "on images held out from training that do not judge; Tc = {context_length}, Tf = {future_length}, DMT unrolls "
-        "whole images. Tested on {num_tested:,} draws of the other images. Sequential "
-        "operations and tokens count the whole training."
-    )
-    metric = "held-out bits per pixel"
-    part_label = "{part}"
     sizes = {
         "small": {
             # Heads that tell pixels side by side from pixels one above the other (docs/log.md).
@@ -176,15 +155,12 @@ class PixelMethods(MethodComparison):
         return True
 
 
-def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], DigitPixels]:
+def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], Pair, DigitPixels]:
     """Train an RNN on a row's digits by its `method`: results, (RNN, teacher), task."""
     options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "patch", "seed") if key in settings}
     task = DigitPixels(**options, num_validation_examples=settings["num_tested"], is_tuning=is_tuning(settings))
-    pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
-    if settings["method"] == BPTT:
-        return train_bptt(pair[0], task, task, settings, block_size=task.length), pair, task
     lengths = {key: min(settings[key], task.length) for key in ("context_length", "future_length")}
-    return train_smt_dmt(*pair, task, task, settings, **lengths, rollout_length=task.length), pair, task
+    return *train_on(task, settings, lengths), task
 
 
 def pixel_results(settings: Settings, results: dict[str, Any], rnn: Any, task: DigitPixels) -> dict[str, Any]:

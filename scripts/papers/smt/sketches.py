@@ -30,20 +30,6 @@ _CAT = (
 
 
 class SketchPixels(PixelMethods):
-    name = "smt-sketches"
-    seeds = (0,)
-    source = "SMT, section 3.2, Sketchy's format"
-    claim = (
-        "Trained by SMT→DMT on black and white patches of 2 by 2 pixels, an RNN draws strokes, which needs the "
-        "patches of earlier rows, and its memory has structure that PCA and t-SNE show."
-    )
-    note = (
-        "The paper's Sketchy is replaced by MNIST in its format: {levels} levels, patches of side {patch} as tokens. "
-        + PixelMethods.note
-        + " The figure has samples, and for three digits, and for a line drawing in the manner of Attneave's cat, the "
-        "RNN's memories while it reads: the first three principal components as red, green and blue at each patch, "
-        "the path in the first two, and the path by t-SNE (without scikit-learn: in the second and third)."
-    )
     sizes = {
         "small": PixelMethods.sizes["small"]
         | {

@@ -7,7 +7,7 @@ from papers.engine.experiment import Settings
 from papers.engine.pictures import mean_points, split_axes
 from papers.smt.models import BPTT, SMT_DMT, TEACHER
 from papers.smt.tasks import SIZES, train_on_task
-from papers.smt.training import TRAINING_NOTE, MethodComparison, learning_rates, method_values
+from papers.smt.training import MethodComparison, learning_rates, method_values
 
 # Sweep → size → (value, task, memory tokens or None for the default). The paper prints its values in figures only.
 SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
@@ -31,19 +31,6 @@ SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
 
 
 class TaskSweeps(MethodComparison):
-    name = "smt-task-sweeps"
-    seeds = (0,)
-    source = "SMT, section 3.1, figure 3"
-    claim = (
-        "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT at each level of "
-        "noise, size of the memory, depth of the stack and length of the associations."
-    )
-    note = (
-        "{task}; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method with "
-        "another seed; Tc = Tf = T; tested on {num_tested:,} other examples without noise."
-    )
-    metric = "accuracy of answers"
-    percent = True
     tuning = {
         "small": {"steps": 150, "dmt_steps": 40, "num_tested": 300},
         "paper": {"steps": 6700, "dmt_steps": 500},

@@ -6,19 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent import ModularArithmetic, SmtRnnForCausalLM, SmtTeacherModel, Task, task_from_name
+from hf_recurrent import ModularArithmetic, Task, task_from_name
 from papers.engine.experiment import Curves, Settings
 from papers.engine.pictures import split_axes
 from papers.engine.report import draw_table
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER, build_pair
-from papers.smt.training import (
-    TRAINING_NOTE,
-    MethodComparison,
-    learning_rates,
-    method_values,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, Pair
+from papers.smt.training import MethodComparison, learning_rates, method_values, train_on
 
 # At the small size, for tasks in which more than one thing has to be remembered.
 LONG: Settings = {"steps": 1200, "dmt_steps": 400}
@@ -56,27 +49,9 @@ SIZES: dict[str, Settings] = {
         "timesteps": 0, "dmt_timesteps": 0, "eval_windows": 256, "num_tested": 5000,
     },
 }  # fmt: skip
-_COLOURS = {SMT_DMT: "tab:blue", SMT: "tab:cyan", TEACHER: "tab:gray", BPTT: "tab:red"}
 
 
 class SyntheticTasks(MethodComparison):
-    name = "smt-tasks"
-    source = "SMT, section 3.1, synthetic tasks"
-    claim = (
-        "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT on each of the five "
-        "tasks, and the longer the sequence, the larger the difference."
-    )
-    note = (
-        "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each "
-        "method on other examples with another seed; Tc = Tf = T. Tasks in which more than one thing has to be "
-        "remembered have more steps. Tested on {num_tested:,} other examples ({eval_windows} for the teacher). "
-        "Sequential operations and tokens count the whole training at the longest T of a task. Best possible: "
-        "accuracy of a predictor that knows all probabilities, in modular arithmetic, whose first answers are "
-        "guesses; at each T."
-    )
-    metric = "accuracy of answers"
-    x_label = "T ="
-    percent = True
     tuning = {
         "small": {"steps": 600, "dmt_steps": 150, "num_tested": 300},
         "paper": {"steps": 6700, "dmt_steps": 500},
@@ -118,10 +93,6 @@ class SyntheticTasks(MethodComparison):
         best = {row["x"]: f"{row['best_possible'] * 100:.1f}" for row in rows if "best_possible" in row}
         return {**super().details(rows), **({"best possible": ", ".join(best.values())} if best else {})}
 
-    def line_style(self, label: str) -> dict[str, Any]:
-        kind = label.rpartition(", ")[2]
-        return {"color": _COLOURS[kind], "linestyle": ":" if kind in (SMT, TEACHER) else "-"}
-
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         names = list(dict.fromkeys(row["label"].rpartition(", ")[0] for row in rows))
         for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
@@ -130,7 +101,7 @@ class SyntheticTasks(MethodComparison):
         return True
 
 
-def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Task]:
+def train_on_task(settings: Settings) -> tuple[dict[str, Any], Pair, Task]:
     """Train an RNN on a row's `task` by its `method` at Tc = Tf = T.
 
     Args:
@@ -139,22 +110,11 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     Returns:
         Results, (RNN, teacher), task.
     """
-    seed = settings["seed"]
-    task = replace(task_from_name(settings["task"]), seed=seed, num_validation_examples=settings["num_tested"])
-    length = task.length
-    pair = build_pair(settings["sizes"], task.vocab_size, seed)
-    if settings["method"] == BPTT:
-        return train_bptt(pair[0], task, task, settings, block_size=length), pair, task
-    results = train_smt_dmt(
-        *pair,
-        task,
-        task,
-        settings | {key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")},
-        context_length=length,
-        future_length=settings.get("future_length", length),
-        rollout_length=length,
-    )
-    return results, pair, task
+    named = task_from_name(settings["task"])
+    task = replace(named, seed=settings["seed"], num_validation_examples=settings["num_tested"])
+    lengths = {"context_length": task.length, "future_length": settings.get("future_length", task.length)}
+    places = {key: min(settings[key], task.length) for key in ("timesteps", "dmt_timesteps")}
+    return *train_on(task, settings | places, lengths), task
 
 
 def best_answers(task: ModularArithmetic, inputs: np.ndarray) -> np.ndarray:

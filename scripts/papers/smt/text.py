@@ -3,19 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_recurrent import Corpus, SmtRnnForCausalLM, SmtTeacherModel
+from hf_recurrent import Corpus
 from papers.engine.experiment import Settings
 from papers.engine.training import split_corpus
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, build_pair
+from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, Pair, build_pair
 from papers.smt.operations import step_operations
-from papers.smt.training import (
-    TRAINING_NOTE,
-    MethodComparison,
-    method_values,
-    smt_dmt_operations,
-    train_bptt,
-    train_smt_dmt,
-)
+from papers.smt.training import MethodComparison, method_values, smt_dmt_operations, train_bptt, train_smt_dmt
 
 EQUAL_STEPS, EQUAL_OPERATIONS, EQUAL_TIME = "equal steps", "equal sequential operations", "equal time"
 # As many for both methods; SMT→DMT's second one is DMT's.
@@ -25,22 +18,6 @@ EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
 
 
 class TextMethods(MethodComparison):
-    name = "smt-text"
-    source = "SMT, section 3.3, text"
-    claim = (
-        "At equal sequential operations an RNN after SMT→DMT predicts text better than one after BPTT, at equal "
-        "optimizer steps, that is equal data, about as well; its teacher's first prediction is what it can reach."
-    )
-    note = (
-        "`{corpus}`, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method on "
-        "files held out from training that do not judge, after a third of the steps; readout and decoder have "
-        "{sizes[num_readout_layers]} layers in both; Tc = {context_length}, Tf = {future_length}. DMT unrolls "
-        "{rollout_length} bytes, BPTT Tc + Tf bytes with the memory carried on. The RNNs read {eval_bytes:,} bytes of "
-        "whole files, the teacher has the last Tc bytes at each of some places. Equal to what SMT→DMT has used: its "
-        "optimizer steps, its sequential operations, its time on the CPU."
-    )
-    optional = ("smt",)
-    metric = "held-out bits per byte"
     sizes = {
         "small": {
             "sizes": SMALL_MODEL | {"hidden_size": 64, "num_readout_layers": 4}, "corpus": "python",
@@ -86,7 +63,7 @@ class TextMethods(MethodComparison):
         return {**super().details(rows), **steps, **time}
 
 
-def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Corpus]:
+def train_on_text(settings: Settings) -> tuple[dict[str, Any], Pair, Corpus]:
     """Train an RNN on a row's `corpus` by its `method`.
 
     Args:
@@ -100,13 +77,13 @@ def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     pair = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
     lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
     if settings["method"] == SMT_DMT:
-        return train_smt_dmt(*pair, corpus, held_out, settings, **lengths), pair, held_out
+        return train_smt_dmt(pair, corpus, held_out, settings, lengths), pair, held_out
     # As many bytes of each sequence as a step of SMT reads.
     block_size = settings["context_length"] + settings["future_length"]
     if "bptt_share" in settings:
         steps = round(settings["steps"] * settings["bptt_share"])
     else:
-        steps = smt_dmt_operations(*pair, settings, **lengths) // step_operations(*pair, BPTT, block_size)
+        steps = smt_dmt_operations(pair, settings, lengths) // step_operations(*pair, BPTT, block_size)
     steps = max(steps, 1)
     results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
     return {**results, "bptt_steps": steps}, pair, held_out

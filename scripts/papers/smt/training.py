@@ -1,6 +1,6 @@
 """Train an RNN by BPTT or by SMT→DMT, at equal optimizer steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_recurrent import (
@@ -9,22 +9,15 @@ from hf_recurrent import (
     MultiStreamTrainer,
     MultiStreamTrainingArguments,
     SmtRnnForCausalLM,
-    SmtTeacherModel,
     SmtTrainer,
     SmtTrainingArguments,
+    Task,
 )
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.training import run_trainer
-from papers.smt.models import BPTT, DMT, SMT, SMT_DMT, TEACHER
+from papers.smt.models import BPTT, DMT, SMT, SMT_DMT, TEACHER, Pair, build_pair
 from papers.smt.operations import step_operations
 
-# Part of the notes of all experiments that train.
-TRAINING_NOTE = (
-    "M {sizes[hidden_size]}, {sizes[num_memory_tokens]} memory tokens, N {sizes[num_hidden_layers]}; {steps:,} "
-    "optimizer steps of {batch_size} sequences for every method, of SMT→DMT the last {dmt_steps:,} are DMT's; SMT on "
-    "{timesteps} timesteps of each sequence (0: all); learning rates {learning_rate:g} (SMT), {dmt_learning_rate:g} "
-    "(DMT)"
-)
 # Learning rates to choose from: factors of a row's for SMT and DMT, and as many for BPTT. The paper prints none.
 _FACTORS = {"small": (0.3, 1.0), "paper": (0.3, 1.0, 3.0)}
 _BPTT_RATES = {"small": (1e-3, 3e-3), "paper": (1e-4, 3e-4, 1e-3)}
@@ -55,6 +48,15 @@ def learning_rates(method: str, size: str, settings: Settings) -> list[Settings]
     return [{key: settings[key] * factor for key in rates} for factor in _FACTORS[size]]
 
 
+def train_on(task: Task, settings: Settings, lengths: Mapping[str, int]) -> tuple[dict[str, Any], Pair]:
+    """Train a new RNN on a task by a row's `method` and `sizes`; SMT and DMT with the `context_length` and
+    `future_length` of `lengths`, BPTT and DMT over whole examples. Results, (RNN, teacher)."""
+    pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
+    if settings["method"] == BPTT:
+        return train_bptt(pair[0], task, task, settings, block_size=task.length), pair
+    return train_smt_dmt(pair, task, task, settings, {**lengths, "rollout_length": task.length}), pair
+
+
 def train_bptt(
     rnn: SmtRnnForCausalLM, data: Any, held_out: Any, settings: Settings, *, block_size: int
 ) -> dict[str, Any]:
@@ -76,15 +78,7 @@ def train_bptt(
 
 
 def train_smt_dmt(
-    rnn: SmtRnnForCausalLM,
-    teacher: SmtTeacherModel,
-    data: Any,
-    held_out: Any,
-    settings: Settings,
-    *,
-    context_length: int,
-    future_length: int,
-    rollout_length: int,
+    pair: Pair, data: Any, held_out: Any, settings: Settings, lengths: Mapping[str, int]
 ) -> dict[str, Any]:
     """SMT and then DMT: `steps` optimizer steps together, the last `dmt_steps` of them DMT's; with 0, SMT alone.
 
@@ -92,52 +86,37 @@ def train_smt_dmt(
         settings: a row with these, `batch_size`, `learning_rate`, `dmt_learning_rate`, `timesteps`, `dmt_timesteps`,
             `eval_windows` and `seed`; `dmt_batch_size`, if DMT has another one; `smt`, if there, has other fields of
             [`SmtTrainingArguments`].
+        lengths: `context_length`, `future_length` and `rollout_length`.
 
     Returns:
         As [`train_bptt`]; `measured` is the evaluation at the end, `measured_smt` that before DMT.
     """
-    dmt_steps = settings["dmt_steps"]
+    dmt_steps, context = settings["dmt_steps"], lengths["context_length"]
     smt_steps = settings["steps"] - dmt_steps
     of_dmt = {**settings, "batch_size": settings.get("dmt_batch_size", settings["batch_size"])}
-    shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
-    smt = {"steps": smt_steps, "future_length": future_length, **shared, **settings.get("smt", {})}
-    dmt = {"steps": dmt_steps, "rollout_length": rollout_length, **shared}
+    shared = {"context_length": context, "eval_windows": settings["eval_windows"]}
+    smt = {"steps": smt_steps, "future_length": lengths["future_length"], **shared, **settings.get("smt", {})}
+    dmt = {"steps": dmt_steps, "rollout_length": lengths["rollout_length"], **shared}
     for key in ("learning_rate", "timesteps"):
         smt[key], dmt[key] = settings[key], settings[f"dmt_{key}"]
-    models, texts = (rnn, teacher), (data, held_out)
-    first = _run(models, texts, settings, SmtTrainer, SmtTrainingArguments, **smt)
-    second = _run(models, texts, of_dmt, DmtTrainer, DmtTrainingArguments, **dmt) if dmt_steps else first
-    blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
+    first = _run(pair, (data, held_out), settings, SmtTrainer, SmtTrainingArguments, **smt)
+    second = _run(pair, (data, held_out), of_dmt, DmtTrainer, DmtTrainingArguments, **dmt) if dmt_steps else first
+    blocks = [getattr(data, "length", context + lengths[key]) for key in ("future_length", "rollout_length")]
     return {
         **second,
-        "num_parameters": rnn.num_parameters(),
+        "num_parameters": pair[0].num_parameters(),
         "seconds": round(first["seconds"] + (second["seconds"] if dmt_steps else 0.0), 2),
         "measured_smt": first["measured"],
-        "sequential_operations": smt_dmt_operations(
-            rnn,
-            teacher,
-            settings,
-            context_length=context_length,
-            future_length=future_length,
-            rollout_length=rollout_length,
-        ),
+        "sequential_operations": smt_dmt_operations(pair, settings, lengths),
         "tokens": smt_steps * settings["batch_size"] * blocks[0] + dmt_steps * of_dmt["batch_size"] * blocks[1],
     }
 
 
-def smt_dmt_operations(
-    rnn: SmtRnnForCausalLM,
-    teacher: SmtTeacherModel,
-    settings: Settings,
-    *,
-    context_length: int,
-    future_length: int,
-    rollout_length: int,
-) -> int:
+def smt_dmt_operations(pair: Pair, settings: Settings, lengths: Mapping[str, int]) -> int:
     """Sequential operations of [`train_smt_dmt`] with the same arguments."""
     dmt_steps = settings["dmt_steps"]
-    smt = step_operations(rnn, teacher, SMT, context_length, future_length)
-    return (settings["steps"] - dmt_steps) * smt + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length)
+    smt = step_operations(*pair, SMT, lengths["context_length"], lengths["future_length"])
+    return (settings["steps"] - dmt_steps) * smt + dmt_steps * step_operations(*pair, DMT, lengths["rollout_length"])
 
 
 def method_values(results: dict[str, Any], measure: str) -> dict[str, float]:

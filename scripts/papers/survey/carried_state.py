@@ -29,21 +29,6 @@ _BLOCK = 512
 
 
 class CarriedState(Experiment):
-    name = "carried-state"
-    source = "Scaling, long documents"
-    claim = "A carried state is worth more the longer the document, and a passage is remembered for 100,000 bytes."
-    note = (
-        "Memora of M {widths[hidden_size]}, S {widths[state_size]}, two layers; {bytes:,} bytes in steps of "
-        "{step_bytes}, T = {block_size}, learning rate {learning_rate:g}; IID: blocks from random places, so equal "
-        "compute. packages: each package of the standard library as one document, its files joined; book: one file, "
-        "`book.txt` unless `--override text=FILE --only book` names another (the rows have plays of 1.1 MB). Columns: "
-        "{tested:,} held-out bytes as documents of that many bytes, the state zero before each. Recalled: bits per "
-        "byte that a passage of {passage} bytes saves if it was read that many bytes earlier, {passages} passages; "
-        "95 % intervals over the seeds."
-    )
-    metric = "held-out bits per byte"
-    x_label = "bytes"
-    log_x = True
     shared = {"block_size": 16, "step_bytes": 512, "learning_rate": 3e-3, "passage": 200, "passages": 4}
     sizes = {
         "small": {
@@ -84,9 +69,6 @@ class CarriedState(Experiment):
             f"recalled after {int(distance):,}": in_interval([row["recall"][distance] for row in rows], "+.2f")
             for distance in rows[0]["recall"]
         }
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        return {"linestyle": "-" if label.startswith("packages") else "--"}
 
 
 def long_texts(source: str) -> tuple[list[bytes], bytes]:

@@ -51,21 +51,6 @@ PRINTED = {
 
 
 class LongRangeArena(Experiment):
-    name = "long-range-arena"
-    source = "Survey, Table 7"
-    claim = (
-        "State spaces and LRU are far better than a Transformer on expressions, texts and images, and close together."
-    )
-    note = (
-        "Backpropagation through time, {batch_size} sequences per step, cosine decay, the better of the learning "
-        "rates {candidates[learning_rate]:g}, compared on examples that do not judge. The small size has {steps:,} "
-        "steps, expressions of 5 to 60 tokens, in place of film reviews {length} bytes of source code, of which the "
-        "package is asked, and as images MNIST of 14 by 14 grey levels. The Transformer is causal and answers after "
-        "the last token, the others with the mean over all steps. The paper's numbers are for its own data, and its "
-        "Transformer reads in both directions."
-    )
-    metric = "test accuracy"
-    percent = True
     paper = {f"{task}: {label}": number for task, row in PRINTED.items() for label, number in row.items()}
     shared = {"weight_decay": 0.05, "warmup_share": 0.1}
     sizes = {

@@ -10,20 +10,6 @@ UNITS = {"GLRU": "glru", "minGRU": "mingru", "HGRN": "hgrn"}
 
 
 class ParityLengths(Experiment):
-    name = "parity"
-    source = "Survey, state tracking"
-    claim = (
-        "Units whose eigenvalues are real and not negative stay at chance (50) beyond the training length; with "
-        "negative ones they keep counting."
-    )
-    note = (
-        "Memora of 2 layers, M 32, S 64, trained for {steps:,} steps on {batch_size} rows of {length} random bits "
-        "with a target at every step; tested on {num_tested:,} rows of each length."
-    )
-    metric = "accuracy at the last step"
-    x_label = "length"
-    log_x = True
-    percent = True
     lines = {
         label + suffix: {"recurrent_unit": unit, "allow_negative_eigenvalues": bool(suffix)}
         for label, unit in UNITS.items()
@@ -48,7 +34,3 @@ class ParityLengths(Experiment):
             value[str(tested)] = measured["accuracy"]
             tested *= 2
         return {**results, "value": value}
-
-    def line_style(self, label: str) -> dict[str, Any]:
-        colours = {"GLRU": "tab:blue", "minGRU": "tab:orange", "HGRN": "tab:green"}
-        return {"color": colours[label.split(",")[0]], "linestyle": "-" if "negative" in label else ":"}

@@ -55,20 +55,6 @@ PRINTED = {
 
 
 class RecallTable(Experiment):
-    name = "recall"
-    source = "Survey, Table 6"
-    claim = (
-        "Attention, selective recurrence and products around a shift recall the token that followed another one; a "
-        "recurrence with a fixed decay alone does not."
-    )
-    note = (
-        "Two layers each, S4D, GSS and H3 as units of Memora's gated block; {steps:,} steps of {batch_size} examples, "
-        "learning rate {learning_rate:g} (of two values the first is attention's); {task_options[length]} steps "
-        "of induction heads, {task_options[num_pairs]} pairs and {task_options[num_queries]} queries of associative "
-        "recall."
-    )
-    metric = "accuracy"
-    percent = True
     paper = {
         f"{task}: {label}": numbers[place]
         for place, task in enumerate(TASKS["small"])

@@ -41,25 +41,6 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 
 
 class Scaling(Experiment):
-    name = "scaling"
-    source = "Scaling"
-    claim = (
-        "Bits per byte fall with dense parameters and with bytes as a power law for each family; the memory of "
-        "contexts is worth less the more of both there are."
-    )
-    note = (
-        "`{corpus}`, {bytes:,} bytes in steps of {step_bytes:,}, T = {block_size} (256: Llama, from random places; "
-        "55: SMT). Learning rates {learning_rate:g}, the best of as many for each family at 0.1 M, times width at "
-        "0.1 M / width, constant after the warm-up, so that one run has all bytes; SMT is SMT→DMT, a run for each "
-        "number of bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. Exponents p and b of "
-        "C / (parameters^p bytes^b), fitted seed by seed over the sizes that all seeds have, with 95 % intervals; "
-        "over so few sizes and bytes an irreducible term cannot be told from zero. '-' was not run, or cannot be "
-        "fitted; a number without an interval has one seed."
-    )
-    metric = "held-out bits per byte"
-    x_label = "million parameters"
-    x_key = "scale"
-    log_x = log_y = True
     sizes = {
         "small": {"bytes": 524_288, "step_bytes": 1024, "corpus": "python", "eval_bytes": 50_000},
         "paper": {"bytes": 29_360_128, "step_bytes": 2048, "corpus": "python", "eval_bytes": 1_000_000},
@@ -198,7 +179,7 @@ def _train_smt(settings: Settings, width: int, layers: int, rate: float) -> dict
         }  # fmt: skip
         pair = build_pair(sizes, corpus.vocab_size, settings["seed"])
         lengths = {"context_length": 32, "future_length": 16, "rollout_length": 32}
-        results = train_smt_dmt(*pair, corpus, held_out, row, **lengths)
+        results = train_smt_dmt(pair, corpus, held_out, row, lengths)
         value[str(int(settings["bytes"] * share))] = method_values(results, "bits_per_byte")[SMT_DMT]
         seconds += results["seconds"]
     kept = {key: results[key] for key in ("num_parameters", "device")}

@@ -35,24 +35,6 @@ LEARNED = 0.9
 
 
 class StringCopying(Experiment):
-    name = "string-copying"
-    source = "Survey, Figure 20"
-    claim = (
-        "Attention learns to copy strings from far fewer examples than recurrent models, and copies longer ones than "
-        "in training, where these fail."
-    )
-    note = (
-        "Strings of {min_length} to {max_length} letters, a sentinel, and the string again; {steps:,} steps of "
-        "{batch_size} examples, learning rate {learning_rate:g} (of two values the first is attention's), two "
-        "layers each in the small size. A column is the share of {num_tested} strings of a length that are right in "
-        "all letters, which greedy decoding would write; letters are the share that is right after the right ones, at "
-        "the same lengths. Examples: those after which nine of ten strings of {max_length} letters were right, looked "
-        "for ten times in training. Hard-ALiBi, which the figure also has, is not in transformers, which has ALiBi "
-        "without the mask (BLOOM, MPT)."
-    )
-    metric = "strings copied without an error"
-    x_label = "length"
-    percent = True
     sizes = {
         "small": {
             "min_length": 2, "max_length": 6, "lengths": [3, 6, 8, 10, 12],

@@ -73,10 +73,11 @@ def test_a_factor_that_affects_one_row_compares_it_with_the_recorded_other(weigh
     assert "| extra 4 | 1.100 | 7.100 | +6.000 " in (tmp_path / "why_weighed_small.md").read_text()
 
 
-def test_a_level_may_have_settings_of_its_own_for_each_row(weighed, tmp_path):
-    factors = {"weight": {"doubled": {"a": {"weight": 2}, "b": {"weight": 6}}}}
-    reproduce(study(weighed, factors=factors), "small", [0], tmp_path)
-    assert "| weight doubled | 2.000 | 6.000 | +4.000 " in (tmp_path / "why_weighed_small.md").read_text()
+def test_a_level_replaces_entries_of_a_setting_that_is_a_table(weighed):
+    depths = {"a": 1, "b": 2}
+    weighed.rows = lambda size: [{"label": label, "sizes": {"width": 1, "depth": depths[label]}} for label in depths]
+    levels = study(weighed, factors={"width": {"3": {"sizes": {"width": 3}}}}).rows("small")[2:]
+    assert [row["sizes"] for row in levels] == [{"width": 3, "depth": 1}, {"width": 3, "depth": 2}]
 
 
 def test_another_number_of_the_rows_may_be_compared(weighed, tmp_path):

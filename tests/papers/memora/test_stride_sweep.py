@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
-from papers.memora.stride_sweep import NAMES, STATE_CARRIED, STATE_ZERO, StrideSweep, measure
+from papers import load_experiment
+from papers.memora.stride_sweep import NAMES, STATE_CARRIED, STATE_ZERO, measure
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,6 @@ def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block(preset, w
 
 
 def test_every_family_trains_in_both_regimes():
-    labels = {row["label"] for row in StrideSweep().rows("small")}
+    labels = {row["label"] for row in load_experiment("stride-sweep").rows("small")}
     families = {f"{family}, {regime}" for family in NAMES.values() for regime in ("streams", "IID")}
     assert labels == families | {f"Memora, streams, {share} of the bytes" for share in ("half", "a quarter")}
