@@ -460,5 +460,5 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(monkeypatch, tmp_path, co
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no special files")
 def test_special_files_are_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file; give the name of a file, or -"):
+    with pytest.raises(ValueError, match="not a regular file; give the name of a file, or -"):
         files.check_output(tmp_path / "pipe", force=True, resume=False)
