@@ -69,11 +69,7 @@ PARTS = {
     "training-compiled": Part(
         14, f"{_BF16} --matrix_size 8192 --families memora --compiled memora llama --rows s4", _TINY_TRAINING
     ),
-    "training-peers": Part(
-        20,
-        f"{_BF16} --matrix_size 8192 --families memora mamba2 hgrn --rows s4",
-        f"{_TINY_TRAINING} --families memora",
-    ),
+    "training-peers": Part(20, f"{_BF16} --matrix_size 8192 --families memora mamba2 hgrn --rows s4", _TINY_TRAINING),
 }
 
 

@@ -44,15 +44,15 @@ def check_readable(
 
 def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
     """The address of a tensor on the CPU that passes [`check_readable`]."""
-    usual = (  # the same checks of a contiguous tensor, for steps that take microseconds
+    usual = (  # the same checks in a form that takes half the time, for steps that take microseconds
         type(tensor) in _PLAIN
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype is dtype
         and tensor.numel() == elements
-        and tensor.is_contiguous()
         and not (tensor.is_neg() or (dtype.is_complex and tensor.is_conj()))
-        and (tensor.storage_offset() + elements) * dtype.itemsize <= tensor.untyped_storage().nbytes()
+        and (strided or tensor.is_contiguous())
+        and _required_bytes(tensor) <= tensor.untyped_storage().nbytes()
     )
     if usual and (pointer := tensor.data_ptr()):
         return pointer

@@ -56,7 +56,8 @@ def read_at(file: IO[bytes], offset: int, count: int) -> bytes:
 
 def has_before(file: IO[bytes], position: int, data: bytes) -> bool:
     """True if a file still has these bytes before a position; False if it was truncated or rewritten."""
-    return read_at(file, position - len(data), len(data)) == data
+    is_long = os.fstat(file.fileno()).st_size >= position  # else there may be no bytes to compare
+    return is_long and read_at(file, position - len(data), len(data)) == data
 
 
 def file_change(path: Path, file: IO[bytes]) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 
 from hf_recurrent import open_source
 from hf_recurrent.online import sources
+from hf_recurrent.online.source_identity import has_before
 
 TEXT = bytes(range(256)) * 300
 
@@ -225,3 +226,12 @@ def test_invalid_sources_are_rejected(tmp_path):
     unix.close()
     with pytest.raises(ValueError, match="not a whole gzip file"):
         list(open_source(tmp_path / "a.gz"))
+
+
+@pytest.mark.parametrize(("held", "expected"), [(b"abcd", True), (b"abcdef", True), (b"abc", False), (b"xxcy", False)])
+def test_bytes_before_a_position(tmp_path, held, expected):
+    path = tmp_path / "log"
+    path.write_bytes(held)
+    with path.open("rb") as file:
+        assert has_before(file, 4, b"cd") is expected
+        assert has_before(file, 4, b"") is (len(held) >= 4)  # nothing to compare: only truncation shows
