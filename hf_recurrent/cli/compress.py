@@ -76,7 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="use the network's predictions alone; by default they are mixed with counts of the bytes that followed "
         "the same contexts before, which makes the archive smaller",
     )
-    add_json_argument(parser)
     add_writing_arguments(parser)
     return parser
 
@@ -96,14 +95,13 @@ def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--resume", action="store_true", help="continue after an interruption, if there was one")
     parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")
+    add_json_argument(parser)
 
 
 def _compress(arguments: argparse.Namespace) -> None:
     output = arguments.output or _default_output(arguments.file)
     is_piped = check_paths(arguments, "FILE", output)
     settings = _learning_settings(arguments)
-    if output == PIPE and arguments.json:
-        raise ValueError("`--json` is given, but standard output is the archive; add --output ARCHIVE.")
     if output == PIPE and sys.stdout.isatty():
         raise ValueError("The archive would be written to the terminal; add > ARCHIVE, or --output ARCHIVE.")
     from hf_recurrent.compression.agreement import new_header

@@ -1,6 +1,7 @@
 """`hf-recurrent decompress [MODEL] ARCHIVE`: the file that `compress` was given."""
 
 import argparse
+import json
 from pathlib import Path
 
 from hf_recurrent.cli.compress import (
@@ -54,6 +55,8 @@ def _decompress(arguments: argparse.Namespace) -> None:
                         write(file, archive, length, model, report)
                 else:
                     decompress_file(source, output, model, report)
+        if arguments.json:
+            print(json.dumps({"file": str(arguments.file), "output": str(output), "bytes": header.size}))
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -126,11 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments, run = run_command(parser, argv, lambda found: (found, stack.enter_context(_open(found))))
         if arguments.threads == 1 and not arguments.quiet:
             print("1 thread: more do not help a single stream", file=sys.stderr)
+        first, begin = run.learner.bytes_read, time.perf_counter()
         with thread_count(arguments.threads):
             failure = run.learn()
+        rate = (run.learner.bytes_read - first) / (time.perf_counter() - begin)
     if failure:
         parser.exit(1, f"{parser.prog}: error: {failure}\n")
-    _print_summary(arguments, run)
+    _print_summary(arguments, run, rate)
 
 
 def _open(arguments: argparse.Namespace) -> "AbstractContextManager[LearnRun]":
@@ -188,13 +191,13 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
         return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
 
 
-def _print_summary(arguments: argparse.Namespace, run: "LearnRun") -> None:
+def _print_summary(arguments: argparse.Namespace, run: "LearnRun", rate: float) -> None:
     from hf_recurrent.online.run_directory import STATE_FILE
 
     directory = arguments.output_dir
     if arguments.json:
-        values = {"ending": run.ending, **dataclasses.asdict(run.learner.record()), "output_dir": str(directory)}
-        print(json.dumps(values))
+        record = dataclasses.replace(run.learner.record(), bytes_per_second=rate)
+        print(json.dumps({"ending": run.ending, **dataclasses.asdict(record), "output_dir": str(directory)}))
         return
     start = f"--state {directory / STATE_FILE}" if run.learner.has_context else '--prompt "..."'
     if arguments.user_code:

@@ -100,9 +100,12 @@ def run_command(
         parser.error(explain_memory(error))
 
 
+JSON_HELP = "print the results as JSON"
+
+
 def add_json_argument(parser: Any) -> None:
     """Add `--json`."""
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def command(

@@ -19,7 +19,7 @@ def check_paths(arguments: argparse.Namespace, name: str, output: Path) -> bool:
     """Check input and output of a command; True if one of them is a pipe, so that nothing of it can be continued.
 
     Args:
-        arguments: with `file` and `resume`.
+        arguments: with `file`, `json` and `resume`.
         name: of the argument `file`, for messages.
         output: the output, if `--output` is not given the default one.
     """
@@ -27,6 +27,8 @@ def check_paths(arguments: argparse.Namespace, name: str, output: Path) -> bool:
         check_file(name, arguments.file)
     if output != PIPE:
         check_parent("--output", output)
+    elif arguments.json:
+        raise ValueError("`--json` cannot be combined with the output -; both would be on standard output.")
     is_piped = PIPE in (arguments.file, output)
     if is_piped and arguments.resume:
         raise ValueError("`--resume` cannot be combined with -; a pipe is read from its beginning.")

@@ -1,5 +1,6 @@
 """`hf-recurrent pretrain`: train on streams, evaluate on held-out documents and save the model."""
 
+import json
 import math
 import os
 import re
@@ -9,10 +10,10 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -92,10 +93,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_help(argv)
         return
     typed = normalize(argv, None)[1]
-    with _terminable():
+    with _terminable(), redirect_stdout(sys.stderr) if "json" in typed else nullcontext():
         try:
             run = prepare(argv)
-            _train(run, begin)
+            results = _train(run, begin)
         except KeyboardInterrupt as error:
             _exit_on_signal(error, run)
         except NonFiniteLossError as error:
@@ -109,11 +110,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             _exit(name_typed(str(error), typed))
         except (MemoryError, RuntimeError) as error:
             _exit(explain_memory(error), run)
+    if "json" in typed and PartialState().is_main_process:
+        print(json.dumps(results))
     PartialState().destroy_process_group()
 
 
-def _train(run: Run, begin: float) -> None:
-    """Train, evaluate, save and report."""
+def _train(run: Run, begin: float) -> dict[str, Any]:
+    """Train, evaluate, save and report; the results, as `--json` prints them."""
     trainer, output_dir = run.trainer, run.trainer.args.output_dir
     _say(run, describe_run(run.arguments.model.model, trainer, run.checkpoint))
     if (step := checkpoint_number(run.checkpoint or "") or 0) >= trainer.num_training_steps:
@@ -133,18 +136,26 @@ def _train(run: Run, begin: float) -> None:
     trainer.create_model_card()
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
+    accounts = None
     with trainer.model_for_first():
         if trainer.is_world_process_zero():
             print_samples(trainer)
             if trainer.train_dataset.unit == "pixel":
                 draw_samples(trainer)
             if run.arguments.data.accounts:
-                print_accounts(trainer, metrics)
+                accounts = print_accounts(trainer, metrics)
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(_saved_recipe(run), encoding="utf-8")
         prompt = next(iter(trainer.args.sample_prompts), None)
         print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin, prompt)
     trainer.accelerator.wait_for_everyone()
+    return {
+        "output_dir": output_dir,
+        "steps": trainer.num_training_steps,
+        "seconds": time.time() - begin,
+        **{name.removeprefix("eval_"): value for name, value in metrics.items()},
+        "accounts": accounts,
+    }
 
 
 def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:

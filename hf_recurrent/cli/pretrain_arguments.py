@@ -14,7 +14,7 @@ from hf_recurrent.argument_checks import argument, check_numbers
 from hf_recurrent.cli import pretrain_help as texts
 from hf_recurrent.cli.data_arguments import DataArguments
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, normalize, unrecognized
-from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least
+from hf_recurrent.cli.parsing import OneSentenceErrors, add_json_argument, check_at_least
 from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, chosen_recipe, recipe_help
 from hf_recurrent.cli.recipes import recipe_flags
 from hf_recurrent.cli.threads import add_threads_argument
@@ -121,6 +121,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     )
     parser.add_argument("--help_all", action="help", help="show all arguments, including TrainingArguments")
     add_threads_argument(parser)
+    add_json_argument(parser)
     if method not in RULES:  # their dataclass has the argument
         parser.add_argument("--method", default=method, choices=METHODS, help=texts.METHOD_HELP)
     return parser

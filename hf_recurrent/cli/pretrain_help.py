@@ -13,7 +13,7 @@ from typing import Any
 
 import hf_recurrent
 from hf_recurrent.cli.learn import METHODS as RULES
-from hf_recurrent.cli.parsing import CommandParser
+from hf_recurrent.cli.parsing import JSON_HELP, CommandParser
 from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.cli.threads import HELP as THREADS_HELP
 from hf_recurrent.cli.user_code import IMPORT_HELP
@@ -115,6 +115,7 @@ def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
     """Our arguments of a method of training, with their defaults or the values of the recipe `name`."""
     choices = [Argument("recipe", name, recipe_help()), Argument("method", method, METHOD_HELP)]
     choices += [Argument("threads", None, THREADS_HELP), Argument("import", None, IMPORT_HELP)]
+    choices += [Argument("json", None, f"{JSON_HELP}.")]
     parts = [f"usage: {USAGE}", textwrap.fill(DESCRIPTION, _WIDTH)]
     for title, arguments in {"run": choices, **groups(method)}.items():
         parts.append(f"{title}:\n" + "\n".join(_entry(argument, recipe) for argument in arguments))

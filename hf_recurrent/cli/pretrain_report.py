@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from hf_recurrent.checkpoints.files import write_json
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
@@ -101,15 +102,18 @@ def describe_result(trainer: StreamTrainer, metrics: dict[str, float]) -> str:
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
 
 
-def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> None:
-    """Print the accounts of a trained model and save them; for much data, print only the command that does."""
+def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> dict[str, Any] | None:
+    """Print the accounts of a trained model and save them; for much data, print only the command that does.
+
+    Returns the accounts, or None if they were not measured.
+    """
     train, held_out, args = trainer.train_dataset, trainer.eval_dataset, trainer.args
     if not isinstance(held_out, Corpus) or held_out.unit != "byte" or not args.eval_carry_state:
-        return
+        return None
     read = bytes_read(trainer.provenance, train)
     if max(held_out.num_bytes, trainer.num_training_steps * args.step_bytes) > _MOST_ACCOUNTED:
         print(f"For the table of counts, network and compressors: hf-recurrent evaluate {args.output_dir} --accounts")
-        return
+        return None
     share = EvaluationShare(
         batch_size=args.per_device_eval_batch_size,
         block_size=args.eval_block_size,
@@ -119,6 +123,7 @@ def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> None:
     accounts = measure_accounts(trainer.trained_model, held_out, share, own, read)
     write_json(accounts, Path(args.output_dir, ACCOUNTS_FILE))
     print(accounts_table(accounts), flush=True)
+    return accounts
 
 
 def print_summary(arguments: PretrainArguments, result: str, seconds: float, prompt: str | None) -> None:

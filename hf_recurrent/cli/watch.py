@@ -107,6 +107,7 @@ def add_watch_arguments(parser: Any) -> None:
     )
     output = parser.add_argument_group("results")
     output.add_argument("--explain", action="store_true", help="show the nearest line that came before, too")
+    output.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     output.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
     output.add_argument("--output", type=Path, metavar="FILE", help="append every line as JSON, flagged or not")
     output.add_argument("--output_sessions", type=Path, metavar="FILE", help="append every session that ends as JSON")

@@ -1,6 +1,7 @@
 """`hf-recurrent watch learn LOG ...`: read old logs to their end, save what is usual, and write a page about them."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,4 +56,4 @@ def _learn(run: "WatchRun", page: Path) -> None:
     run.watch()
     page.write_text(learned_page([*found.values()]), encoding="utf-8", errors="replace")
     if not run.options.quiet:
-        print(f"A page about what is usual: {page}")
+        print(f"A page about what is usual: {page}", file=sys.stderr if run.options.json else sys.stdout)

@@ -73,6 +73,7 @@ class WatchOptions:
     alert_command: str | None = None
     webhook: str | None = None
     explain: bool = False
+    json: bool = False
     color: str = "auto"
     quiet: bool = False
 
@@ -180,21 +181,24 @@ class WatchRun:
 
     def _give(self, log: WatchedLog, findings: Findings) -> None:
         """Show, write and send what was found."""
-        for event, has_ended in findings.events:
-            if has_ended:
-                self.printer.show_ended(log.name, event)
-                continue
-            if self.on_event is not None:
-                self.on_event(log, event)
-            self.printer.show(log.name, event, explains=self.options.explain)
         records = [event.record(log.name, has_ended=has_ended) for event, has_ended in findings.events]
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        for (event, has_ended), line in zip(findings.events, lines, strict=True):
+            if self.on_event is not None and not has_ended:
+                self.on_event(log, event)
+            if self.options.json:
+                print(line, end="", flush=True)
+            elif has_ended:
+                self.printer.show_ended(log.name, event)
+            else:
+                self.printer.show(log.name, event, explains=self.options.explain)
         for sender in self.senders:
             for record in records:
                 sender.send(record)
         texts = {
             "output": findings.lines,
             "output_sessions": findings.sessions,
-            "output_events": [json.dumps(record, ensure_ascii=False) + "\n" for record in records],
+            "output_events": lines,
         }
         for name, output in self.outputs.items():
             if texts[name]:

@@ -185,3 +185,11 @@ def test_results_as_json(file, capsys):
     assert (results["file"], results["output"]) == (str(file), str(archive))
     assert (results["bytes"], results["archive_bytes"]) == (len(TEXT), size)
     assert results["bits_per_byte"] == 8 * size / len(TEXT) and results["xz_bytes"] > 0
+
+    copy = file.with_name("copy.txt")
+    main(["decompress", str(archive), "--json", "--output", str(copy)])
+    results = json.loads(capsys.readouterr().out)
+    assert results == {"file": str(archive), "output": str(copy), "bytes": len(TEXT)}
+    with pytest.raises(SystemExit):
+        main(["decompress", str(archive), "--json", "--output", "-"])
+    assert "`--json` cannot be combined with the output -" in capsys.readouterr().err

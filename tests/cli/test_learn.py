@@ -98,6 +98,7 @@ def test_the_summary_as_json(model, capsys):
         "out",
     )
     assert summary["bits_per_byte"] == records()[-1]["bits_per_byte"]
+    assert summary["bytes_per_second"] > 0
 
 
 def test_standard_input_and_a_preset(monkeypatch):

@@ -102,8 +102,14 @@ def test_the_end_is_a_table_of_counts_network_and_compressors(corpus, capsys, mo
         assert (again["rows"][name]["frozen"] or 0) == pytest.approx(row["frozen"] or 0, rel=1e-5)
 
     monkeypatch.setattr("hf_recurrent.cli.pretrain_report._MOST_ACCOUNTED", 1000)
-    run(corpus, *options, "--output_dir", "large")
-    assert "hf-recurrent evaluate large --accounts" in capsys.readouterr().out
+    capsys.readouterr()
+    run(corpus, *options, "--output_dir", "large", "--json")
+    printed = capsys.readouterr()
+    results = json.loads(printed.out)
+    assert (results["output_dir"], results["steps"], results["accounts"]) == ("large", 20, None)
+    assert results["bits_per_byte"] == pytest.approx(rows["both"]["adapting"], rel=1e-5)
+    assert "hf-recurrent evaluate large --accounts" in printed.err
+    assert "json" not in Path("large/_recipe.yaml").read_text()
     assert not Path("large/_accounts.json").exists()
 
 

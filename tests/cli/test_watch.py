@@ -55,6 +55,12 @@ def test_the_unusual_line_is_shown_and_written(capsys):
     assert "a.log: 1,506 lines, " in shown.err and "Saved in runs/watch-a.log" in shown.err
 
 
+def test_events_as_json(capsys):
+    watch("--output_events", "events.jsonl", "--json")
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == records("events.jsonl") and 1501 in [record["line_number"] for record in found]
+
+
 def test_sessions_are_written(capsys):
     lines, labels = block_log(400)
     write("a.log", lines)
