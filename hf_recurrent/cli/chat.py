@@ -6,12 +6,12 @@ from pathlib import Path
 from hf_recurrent.chat.commands import ChatSettings, command_table
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
 from hf_recurrent.cli.parsing import CommandParser, check_file, command
+from hf_recurrent.cli.sampling_arguments import add_sampling_arguments, given_sampling, sampling_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    defaults = ChatSettings()
     parser = CommandParser(
         prog="hf-recurrent chat",
         description="Talk to a model. Its state keeps the whole conversation, so that each turn\n"
@@ -26,12 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--plain", action="store_true", help="continue the text even if there is a chat template")
     parser.add_argument("--state", type=Path, help="begin with a state of /save or generate --save_state")
     parser.add_argument("--max_new_tokens", type=int, default=400, help="limit of a turn (default: 400)")
-    parser.add_argument(
-        "--temperature", type=float, default=defaults.temperature, help="0 takes the most likely token"
-    )
-    parser.add_argument("--top_k", type=int, default=defaults.top_k, help="sample only from the k most likely tokens")
-    parser.add_argument("--top_p", type=float, default=defaults.top_p)
-    parser.add_argument("--seed", type=int, help="make sampling reproducible")
+    add_sampling_arguments(parser)
     add_threads_argument(parser)
     return parser
 
@@ -42,6 +37,8 @@ def _chat(arguments: argparse.Namespace) -> None:
         settings.set(name, getattr(arguments, name), "--")
     check_file("--state", arguments.state)
     model, tokenizer = load_recurrent_model(arguments)
+    for name, value in (sampling_of(model) | given_sampling(arguments)).items():
+        settings.set(name, value, "--")
 
     from hf_recurrent.chat.conversation import Conversation, ConversationPartner
     from hf_recurrent.chat.loop import ChatLoop

@@ -15,6 +15,7 @@ from hf_recurrent.cli.parsing import (
     command,
     dataclass_of,
 )
+from hf_recurrent.cli.sampling_arguments import add_sampling_arguments, given_sampling, sampling_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -37,14 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
     text.add_argument("--save_state", type=Path, help="save the state after the new text to this file")
     new = parser.add_argument_group("new text")
     new.add_argument("--max_new_tokens", type=int, default=200, help="0 only reads, for --save_state (default: 200)")
-    new.add_argument("--temperature", type=float, default=1.0)
-    new.add_argument("--top_k", type=int, default=0, help="sample only from the k most likely tokens; 0 for all")
-    new.add_argument(
-        "--top_p", type=float, default=1.0, help="sample only from the most likely tokens of this probability"
-    )
+    add_sampling_arguments(new)
     new.add_argument("--greedy", action="store_true", help="always take the most likely token")
     new.add_argument("--num_beams", type=int, default=1, help="beam search, printed when finished")
-    new.add_argument("--seed", type=int, help="make sampling reproducible")
     new.add_argument("--num_continuations", type=int, default=1, help="of the text, which is read once")
     new.add_argument("--regex", help="a regular expression that the new text matches as a whole")
     new.add_argument("--json_schema", type=Path, help="a file with a JSON schema for the new text")
@@ -79,6 +75,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         _quantize(arguments.quantize, model)
     if hasattr(tokenizer, "encode_bytes"):  # other stock models generate as text from their own cache
         with_state(model)
+    vars(arguments).update(sampling_of(model) | given_sampling(arguments))
     generator = TextGenerator(dataclass_of(GenerateOptions, arguments), model, tokenizer, constraint)
     try:
         if supports_recurrent_state(model):
@@ -118,8 +115,7 @@ def _check(arguments: argparse.Namespace) -> None:
         for name, count in (counts | {"prompt": len(arguments.prompt)}).items():
             if count > 1:
                 raise ValueError(f"`--{name}` has {count}; with `--draft`, it must be 1.")
-    sampling = (arguments.temperature, arguments.top_k, arguments.top_p)
-    check_sampling(*sampling, prefix="--", instead_of_zero="--greedy")
+    check_sampling(**given_sampling(arguments), prefix="--", instead_of_zero="--greedy")
     check_file("--prompt_file", arguments.prompt_file)
     check_file("--state", arguments.state)
     check_file("--json_schema", arguments.json_schema)

@@ -46,7 +46,7 @@ class GenerateOptions:
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of `generate()` and [`generate_speculative`]."""
-        is_sampled = not self.greedy and self.num_beams == 1
+        is_sampled = self.temperature > 0 and not self.greedy and self.num_beams == 1
         options = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p} if is_sampled else {}
         return {"do_sample": is_sampled, "max_new_tokens": self.max_new_tokens} | options
 
