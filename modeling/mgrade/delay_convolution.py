@@ -89,7 +89,9 @@ class DelayConvolution(nn.Module):
         self.interpolation_width = interpolation_width
         self.weight = nn.Parameter(torch.empty(len(positions), channels))
         if learned:
-            self.positions = nn.Parameter(torch.empty(len(positions), channels))
+            # Hundreds of steps back, bfloat16 cannot tell one step from the next.
+            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            self.positions = nn.Parameter(torch.empty(len(positions), channels, dtype=dtype))
 
     def reset_parameters(self) -> None:
         """Weights of variance 1/K, and the initial positions."""

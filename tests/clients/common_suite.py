@@ -27,7 +27,15 @@ VARIANTS = {
     "Hawk": ["hawk"],
     "Mgrade": ["mgrade"],
     "Lru": ["lru"],
-    "SmtRnn": ["smt-rnn", "smt-rnn+gru"],
+    "SmtRnn": ["smt-rnn"],
+}
+# Tests that a variant cannot pass, and why.
+LEFT_OUT = {
+    "memora+ngrams": {
+        "test_inputs_embeds": "tables are looked up by ids",
+        "test_inputs_embeds_matches_input_ids": "tables are looked up by ids",
+        "test_training_overfit": "clips and optimizes dense gradients only, and tables have sparse ones",
+    }
 }
 # Ending of a class name → the table in which the suite looks up what inputs and outputs such a class has.
 ENDINGS = {
@@ -68,7 +76,11 @@ def suite_of(prefix: str, variant: str) -> type:
         all_model_classes = classes
         has_attentions = False
 
+        training_overfit_steps, training_overfit_learning_rate = 600, 5e-3  # models of 16 channels
+
         def setUp(self):
+            if reason := LEFT_OUT.get(variant, {}).get(self._testMethodName):
+                self.skipTest(reason)
             self.model_tester = TinyFamily(variant, classes[1])
 
     Suite.__name__ = Suite.__qualname__ = "Test" + "".join(part.title() for part in variant.split("+"))
