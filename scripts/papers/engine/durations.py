@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.processor_time import core_seconds, in_words
 from papers.engine.row_times import read_times, row_key
 from papers.engine.rows_file import find_row, read_rows, rows_path
+from papers.engine.tables import core_seconds, in_words
 from papers.engine.tuning import tuning_rows
 
 

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import confidence_interval, in_interval
-from papers.engine.processor_time import core_seconds, in_words
+from papers.engine.tables import confidence_interval, core_seconds, in_interval, in_words
 
 AS_RECORDED = "as recorded"
 # Label of a point, and its place on the x axis or None.
@@ -127,6 +126,10 @@ class FactorStudy(Experiment):
             if {self.first, self.second} <= each.keys()
         ]
 
+    def differences(self, rows: Sequence[Settings]) -> list[float]:
+        """Second minus first of each seed that has both, in the unit of the table."""
+        return [(second - first) * self.scale for first, second in self.pairs(rows)]
+
     def own_table(self, rows: Sequence[Settings]) -> str:
         """One line per level: both measurements, their difference with its 95 % interval, seeds, processor time."""
         names = [label if place is None else f"{label}, {place}" for label, place in (self.first, self.second)]
@@ -134,30 +137,20 @@ class FactorStudy(Experiment):
             "| | " + " | ".join(names) + " | difference, 95 % interval | seeds | core time |",
             "|---|---|---|---|---|---|",
         ]
-        scale, form = self.scale_and_form()
         for level, own in self.levels(rows).items():
             pairs = self.pairs(own)
             if not pairs:
                 continue
-            means = [f"{statistics.fmean(side) * scale:{form}}" for side in zip(*pairs, strict=True)]
-            differences = [(second - first) * scale for first, second in pairs]
-            cells = [
-                *means,
-                in_interval(differences, f"+{form}"),
-                str(len(pairs)),
-                in_words(sum(map(core_seconds, own))),
-            ]
-            lines.append(f"| {level} | {' | '.join(cells)} |")
+            means = [f"{statistics.fmean(side) * self.scale:{self.form}}" for side in zip(*pairs, strict=True)]
+            spread = in_interval(self.differences(own), f"+{self.form}")
+            time = in_words(sum(map(core_seconds, own)))
+            lines.append(f"| {level} | {' | '.join([*means, spread, str(len(pairs)), time])} |")
         return "\n".join(lines) + "\n"
 
-    def scale_and_form(self) -> tuple[int, str]:
-        return (100, ".1f") if self.percent else (1, self.number_format or ".3f")
-
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """The difference at each level: the seeds, their mean and its interval."""
-        scale, _ = self.scale_and_form()
-        levels = {level: self.pairs(own) for level, own in self.levels(rows).items()}
-        levels = {level: [(b - a) * scale for a, b in pairs] for level, pairs in levels.items() if pairs}
+        found = {level: self.differences(own) for level, own in self.levels(rows).items()}
+        levels = {level: values for level, values in found.items() if values}
         for place, values in enumerate(levels.values()):
             axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
             low, high = confidence_interval(values) or (values[0], values[0])
@@ -170,4 +163,3 @@ class FactorStudy(Experiment):
         # Below the whole figure, as the names may be longer than the axes.
         text = f"{self.second[0]}\nminus {self.first[0]}\n{unit}"
         axes.figure.supxlabel(text, fontsize="small")
-        return True

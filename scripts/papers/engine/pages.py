@@ -11,10 +11,9 @@ from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.factors import AS_RECORDED, FactorStudy
-from papers.engine.intervals import confidence_interval
-from papers.engine.processor_time import core_seconds
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.rows_file import find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.tables import confidence_interval, core_seconds, markdown
 
 SIZE = "small"
 CLAIMS = Path(__file__).parents[1] / "claims.toml"
@@ -89,9 +88,7 @@ def read_claims() -> list[dict[str, Any]]:
 def claims_table(folder: Path) -> str:
     """One line per claim: verdict with its interval, what was seen, cause, seeds, figure, command, hours."""
     header = ["claim", "verdict", "seen", "cause", "seeds", "figure", "command", "core hours"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(_claim_cells(claim, folder)) + " |" for claim in read_claims()]
-    return "\n".join(lines) + "\n"
+    return markdown([header, *(list(_claim_cells(claim, folder)) for claim in read_claims())])
 
 
 def _claim_cells(claim: dict[str, Any], folder: Path) -> Iterator[str]:
@@ -132,8 +129,7 @@ def _seeds(rows: Sequence[Settings]) -> int:
 
 def difference(study: FactorStudy, rows: Sequence[Settings], level: str) -> str:
     """The difference of a study at a level with its 95 % interval, in words."""
-    scale, form = study.scale_and_form()
-    values = [(second - first) * scale for first, second in study.pairs(study.levels(rows)[level])]
+    values, form = study.differences(study.levels(rows)[level]), study.form
     bounds = confidence_interval(values)
     # The unit of a metric such as "training loss, nats per bit", "held-out bits per byte" or "cosine to the …".
     unit = study.metric.rpartition(", ")[2].rpartition("held-out ")[2].partition(" to the ")[0]

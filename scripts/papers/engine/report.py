@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import half_width
-from papers.engine.processor_time import core_seconds
 from papers.engine.rows_file import write_text
-
-# With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.
-_LEGEND_INSIDE, _TICKS = 6, 8
+from papers.engine.tables import core_seconds, half_width, markdown
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
@@ -33,7 +29,7 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     paired = [f"minus {experiment.reference}, seed by seed"] if differences else []
     has_paper = not experiment.paper.keys().isdisjoint(curves)
     header += [*(["paper"] if has_paper else []), *paired, *further]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines = [header]
     for label, line in curves.items():
         cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
         cells += [experiment.paper.get(label, "-")] if has_paper else []
@@ -41,8 +37,8 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
         # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
         row = max((name for name in details if label.startswith(name)), key=len, default=None)
         cells += [details.get(row, {}).get(column, "-") for column in further]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown(lines)
 
 
 def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, list[float]]:
@@ -64,8 +60,7 @@ def _signed(values: list[float] | None, experiment: Experiment) -> str:
 def _cell(values: list[float] | None, experiment: Experiment) -> str:
     if not values:
         return "-"
-    scale, form = (100, ".1f") if experiment.percent else (1, experiment.number_format or ".3f")
-    half = half_width(values)
+    scale, form, half = experiment.scale, experiment.form, half_width(values)
     return f"{statistics.fmean(values) * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
 
 
@@ -141,7 +136,7 @@ def update_section(page: Path, key: str, text: str) -> None:
 
 
 def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
-    """Save the experiment's own figure, or the table's lines over the x axis, or one bar per label."""
+    """Save the experiment's figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,8 +144,7 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     from PIL import Image
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    if not experiment.draw(axes, rows):
-        draw_table(experiment, rows, axes)
+    experiment.draw(axes, rows)
     for each in figure.axes:
         if not each.images:
             each.grid(alpha=0.3)
@@ -159,46 +153,3 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     pyplot.close(figure)
     with Image.open(path) as image:  # a palette: a third of the size
         image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
-def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
-    """Draw the table on matplotlib axes: lines over the x axis, or one bar per label."""
-    curves = experiment.curves(rows)
-    draw = _draw_bars if experiment.x_label is None else _draw_lines
-    draw(experiment, curves, axes, experiment.metric + (" (%)" if experiment.percent else ""))
-
-
-def _draw_bars(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
-    """One bar per label, all seeds as points; values close together get no bars, which would have to begin at zero."""
-    scale = 100 if experiment.percent else 1
-    everything = [value for line in curves.values() for value in line[None]]
-    close = min(everything) > max(everything) / 2
-    for place, line in enumerate(curves.values()):
-        values = [value * scale for value in line[None]]
-        if close:
-            axes.plot(statistics.fmean(values), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
-        else:
-            axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
-        axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
-    axes.set_yticks(range(len(curves)), list(curves))
-    axes.invert_yaxis()
-    axes.set_xlabel(axis_label)
-
-
-def _draw_lines(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
-    scale = 100 if experiment.percent else 1
-    for label, line in curves.items():
-        places = sorted(line)
-        means = [statistics.fmean(line[place]) * scale for place in places]
-        axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
-    if experiment.log_x:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    ticks = sorted({place for line in curves.values() for place in line})
-    if len(ticks) <= _TICKS:
-        axes.set_xticks(ticks)
-    if experiment.log_y:
-        axes.set_yscale("log")
-    axes.set(xlabel=experiment.x_label, ylabel=axis_label)
-    outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(curves) > _LEGEND_INSIDE else {}
-    axes.legend(fontsize="small", **outside)

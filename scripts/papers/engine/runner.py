@@ -17,10 +17,10 @@ from typing import Any
 
 from papers.engine.durations import estimate
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.processor_time import in_words
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.row_checkpoints import row_checkpoints
 from papers.engine.rows_file import add_row, find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.tables import in_words
 from papers.engine.tuning import tuned, tuning_rows
 
 UNFINISHED = ".unfinished"

@@ -16,8 +16,7 @@ import numpy as np
 
 from hf_recurrent import Corpus, OnlineLearner, load_corpus
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import in_interval
-from papers.engine.processor_time import core_seconds
+from papers.engine.tables import core_seconds, in_interval
 from papers.engine.training import build_model, measured_run
 
 ORDER = ("english", "python", "genome", "python", "english")
@@ -88,7 +87,7 @@ class Drift(Experiment):
         cells = ", ".join(f"{before:.2f} → {after:.2f}" for before, after in zip(first, last, strict=True))
         return {**super().details(rows), "first → last window of each segment": cells}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """Windowed bits per byte over the stream, with the switches marked; all seeds."""
         colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(row["label"] for row in rows))}
         for row in rows:
@@ -100,7 +99,6 @@ class Drift(Experiment):
             axes.text(begin, 0.99, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")
         axes.set(xlabel="bytes read", ylabel=f"bits per byte, last {rows[0]['window']:,} bytes")
         axes.figure.legend(fontsize="small", loc="outside lower center", ncols=len(colours))
-        return True
 
 
 class DriftRules(Drift):

@@ -10,8 +10,7 @@ import torch
 
 from hf_recurrent import Copying, FlipFlop, OnlineLearner
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import in_interval
-from papers.engine.processor_time import core_seconds
+from papers.engine.tables import core_seconds, in_interval
 from papers.engine.training import build_model, measured_run
 from papers.engine.tuning import is_tuning
 from papers.learner.drift import RATES, RULES

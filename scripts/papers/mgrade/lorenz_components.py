@@ -54,7 +54,7 @@ class LorenzComponents(Experiment):
         overlap = statistics.fmean(100 * row["neighbour_overlap"] for row in rows)
         return {**super().details(rows), "neighbours kept, %": f"{overlap:.1f}"}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """A row of panels for the attractor and one for each model, three columns for each time step."""
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
         steps = list(dict.fromkeys(row["dt"] for row in rows))
@@ -70,7 +70,6 @@ class LorenzComponents(Experiment):
             for row, triple in zip(same, own[1:], strict=False):
                 names = [f"PC{number} ({100 * share:.0f} %)" for number, share in row["value"].items()]
                 _draw_pairs(triple, unpack(row["components"]).astype(np.float64), names, row["label"])
-        return True
 
 
 def explained_variance(components: np.ndarray, states: np.ndarray) -> dict[str, float]:

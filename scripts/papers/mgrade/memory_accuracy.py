@@ -98,9 +98,8 @@ class MemoryAccuracy(PixelClassification):
             freeze_convolutions(model)
         return model
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         draw_figure(axes, rows, {name: architecture.delay for name, architecture in ARCHITECTURES.items()})
-        return True
 
 
 def freeze_convolutions(model: Any) -> None:

@@ -8,7 +8,6 @@ from transformers import set_seed
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import split_axes
-from papers.engine.report import draw_table
 from papers.online_learning.bit_copier import (
     WITHOUT_CLIPPING,
     BitCopier,
@@ -65,9 +64,8 @@ class TrainingCurves(Experiment):
     def tuning_loss(self, row: Settings) -> float:
         return list(row["value"].values())[-1]
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         panels = list(dict.fromkeys(row["panel"] for row in rows))
         for panel, name in zip(split_axes(axes, 1, len(panels), (5 * len(panels), 4)), panels, strict=True):
-            draw_table(self, [row for row in rows if row["panel"] == name], panel)
+            super().draw(panel, [row for row in rows if row["panel"] == name])
             panel.set(title=name)
-        return True

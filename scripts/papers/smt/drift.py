@@ -40,7 +40,7 @@ class DriftBeforeAndAfter(Experiment):
             "of the teacher": f"{_means(rows, 'teacher_accuracy')[-1]:.1%}",
         }
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """The three parts of the paper's figure: drift, accuracy, and drift against one-step drift in all seeds."""
         panels = split_axes(axes, 1, 3, (12, 4))
         labels = {"drift": self.metric, "accuracy": "accuracy of answers"}
@@ -54,7 +54,6 @@ class DriftBeforeAndAfter(Experiment):
             panels[2].scatter(*([row[name][part] for row in rows] for part in ("one_step_drift", "drift")), label=kind)
         panels[2].set(xlabel="drift of one step from the teacher's memory", ylabel=self.metric)
         panels[2].legend(fontsize="small")
-        return True
 
 
 def _means(rows: Sequence[Settings], measure: str) -> list[float]:

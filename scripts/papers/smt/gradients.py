@@ -52,7 +52,7 @@ class GradientNorms(Experiment):
         ratios = mean_points((row["x"], max(row["norms"][:-1]) / min(row["norms"][:-1])) for row in rows)
         return {**super().details(rows), "without the last memory": ", ".join(f"{ratio:.1e}" for _, ratio in ratios)}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         first_seed = [row for row in rows if row["seed"] == rows[0]["seed"]]
         for panel, method in zip(split_axes(axes, 1, 2, (10, 4.5)), (BPTT, SMT), strict=True):
             for row in first_seed:
@@ -61,7 +61,6 @@ class GradientNorms(Experiment):
                     panel.semilogy(norms / norms[-1], label=f"gain {row['x']:g}")
             panel.set(title=method, xlabel="t", ylabel="gradient norm of the memory, relative to the last")
             panel.legend(fontsize="small")
-        return True
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from hf_recurrent import ExampleDraws, PixelSequences, Task
 from papers.engine.experiment import Settings
 from papers.engine.images import average_pooled, load_images
 from papers.engine.pictures import image_sheet, pack, split_axes, unpack
-from papers.engine.report import draw_table
 from papers.engine.tuning import is_tuning
 from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair
 from papers.smt.training import MethodComparison, learning_rates, train_on
@@ -142,17 +141,16 @@ class PixelMethods(MethodComparison):
         results, (rnn, _), task = train_on_pixels(settings)
         return pixel_results(settings, results, rnn, task)
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
         sheets = {_DATA: unpack(rows[0]["images"])} | {row["label"]: unpack(row["samples"]) for row in rows}
         panels = split_axes(axes, 1, 1 + len(sheets), (4 * (1 + len(sheets)), 3))
-        draw_table(self, rows, panels[0])
+        super().draw(panels[0], rows)
         for panel, (title, images) in zip(panels[1:], sheets.items(), strict=True):
             side = math.isqrt(images.shape[1])
             panel.imshow(image_sheet(images.reshape(-1, side, side), _COLUMNS), cmap="gray")
             panel.set_title(title)
             panel.axis("off")
-        return True
 
 
 def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], Pair, DigitPixels]:

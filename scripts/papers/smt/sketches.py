@@ -49,14 +49,13 @@ class SketchPixels(PixelMethods):
         results, (rnn, _), task = train_on_pixels(settings)
         return {**pixel_results(settings, results, rnn, task), **memories_while_reading(rnn, task)}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """A sheet of samples for each method, then for each image: pixels, memory as colours, its two paths."""
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
         count = rows[0]["shown"]["shape"][0]
         panels = iter(split_axes(axes, len(rows) * (count + 1), 4, (12, 3 * len(rows) * (count + 1))))
         for row in rows:
             self._draw_row(row, panels)
-        return True
 
     def _draw_row(self, row: Settings, panels: Iterator[Any]) -> None:
         for title, images in (("images", row["images"]), (row["label"], row["samples"])):

@@ -62,7 +62,7 @@ class TaskSweeps(MethodComparison):
         for kind, accuracy in row["value"].items():
             yield row["label"].rpartition(": ")[0] + f": {kind}", None, accuracy
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         names = list(dict.fromkeys(row["sweep"] for row in rows))
         for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
             for kind in (BPTT, SMT_DMT, TEACHER):
@@ -74,4 +74,3 @@ class TaskSweeps(MethodComparison):
                 panel.plot(*zip(*places, strict=True), "o-", label=kind) if places else None
             panel.set(xlabel=name, ylabel=f"{self.metric} (%)", ylim=(0, 105))
             panel.legend(fontsize="small")
-        return True

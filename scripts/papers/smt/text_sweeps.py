@@ -54,7 +54,7 @@ class Scaling(TextMethods):
         for kind in (SMT_DMT, TEACHER):
             yield f"{row['label']}, {kind}", None, row["value"][kind]
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         swept = list(dict.fromkeys(row["axis"] for row in rows))
         for panel, axis in zip(split_axes(axes, 1, len(swept), (4 * len(swept), 4)), swept, strict=True):
             for kind in (SMT_DMT, TEACHER):
@@ -63,7 +63,6 @@ class Scaling(TextMethods):
             panel.set_xscale("log", base=2)
             panel.set(xlabel=axis, ylabel=self.metric)
             panel.legend(fontsize="small")
-        return True
 
 
 def with_value(settings: Settings, axis: str, value: int) -> Settings:
@@ -106,12 +105,13 @@ class Compression(Scaling):
     def points(self, row: Settings) -> Any:
         yield row["label"], row["steps"], row["value"]
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """Contours of equal loss over steps and size of the memory."""
         steps = sorted({row["steps"] for row in rows})
         tokens = sorted({row["sizes"]["num_memory_tokens"] for row in rows})
         if min(len(steps), len(tokens)) < 2:
-            return False
+            TextMethods.draw(self, axes, rows)
+            return
         cells = dict(mean_points(((row["sizes"]["num_memory_tokens"], row["steps"]), row["value"]) for row in rows))
         loss = [[cells.get((count, step), np.nan) for step in steps] for count in tokens]
         lines = axes.contour(steps, tokens, loss, levels=8, cmap="viridis")
@@ -119,7 +119,6 @@ class Compression(Scaling):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set(xlabel="optimizer steps", ylabel="memory tokens", title=self.metric)
-        return True
 
 
 class LossWeights(Scaling):
@@ -144,7 +143,7 @@ class LossWeights(Scaling):
     def points(self, row: Settings) -> Any:
         yield row["label"], row["uniformity"], row["value"]
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """A cell for each pair of weights: bits per byte, and below them the uniformity loss."""
         columns = sorted({row["uniformity"] for row in rows})
         lines = sorted({row["smt"]["dynamics_weight"] for row in rows})
@@ -160,7 +159,6 @@ class LossWeights(Scaling):
         axes.set_xticks(range(len(columns)), [f"{weight:g}" for weight in columns])
         axes.set_yticks(range(len(lines)), [f"{weight:g}" for weight in lines])
         axes.set(xlabel="λ_unif", ylabel="λ_dyn", title=f"{self.metric}, and uniformity loss of the memories")
-        return True
 
 
 @torch.no_grad()

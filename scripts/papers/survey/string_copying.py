@@ -96,7 +96,7 @@ class StringCopying(Experiment):
             **super().details(rows),
         }
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         left, right = split_axes(axes, 1, 2, (10, 4.2))
         for label in dict.fromkeys(row["label"] for row in rows):
             same = [row for row in rows if row["label"] == label]
@@ -109,7 +109,6 @@ class StringCopying(Experiment):
         right.axvspan(rows[0]["min_length"], longest, alpha=0.1, color="black")
         right.set_title("shaded: lengths of training", fontsize="small")
         left.legend(fontsize="small")
-        return True
 
 
 def read_log(trainer: Any, batch_size: int) -> dict[str, float]:

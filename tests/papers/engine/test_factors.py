@@ -8,9 +8,9 @@ import torch
 from papers import STUDIES, load_experiment
 from papers.engine.experiment import Experiment
 from papers.engine.factors import FactorStudy
-from papers.engine.intervals import confidence_interval
 from papers.engine.rows_file import read_rows
 from papers.engine.runner import Workers, reproduce
+from papers.engine.tables import confidence_interval
 
 
 class Weighed(Experiment):
