@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.row_times import read_times, row_key
-from papers.engine.rows_file import find_row, read_rows, rows_path
+from papers.engine.row_times import read_times
+from papers.engine.rows_file import find_row, read_rows, row_key, rows_path
 from papers.engine.tables import core_seconds, in_words
 from papers.engine.tuning import tuning_rows
 
@@ -65,8 +65,8 @@ class RowsOfASize:
 
 def _estimated(times: Mapping[str, Any], row: Settings, key: str) -> float | None:
     """The estimate for a row, or the mean of the estimates of others; None if there are none."""
-    if row_key(row) in times:
-        return times[row_key(row)][key]
+    if (entry := times.get(row_key({name: value for name, value in row.items() if name != "seed"}))) is not None:
+        return entry[key]
     # Estimates of rows that had no candidates then have no `candidate_seconds`.
     others = [entry[key] for entry in times.values() if key in entry]
     return statistics.fmean(others) if others else None

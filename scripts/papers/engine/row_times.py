@@ -1,11 +1,10 @@
 """Processor time of rows before they have run, from a few of their optimizer steps."""
 
-import hashlib
+import itertools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ Times = dict[str, dict[str, dict[str, Any]]]
 _current: ContextVar["ShortTrainings | None"] = ContextVar("short trainings", default=None)
 
 
-class ShortTrainings:
-    """Trainings of a few steps in place of whole ones.
+class ShortTrainings(TrainerCallback):
+    """Ends trainings after a few steps.
 
     Attributes:
         seconds_left_out: processor time of the steps and evaluations that were left out.
@@ -35,57 +34,40 @@ class ShortTrainings:
     def __init__(self) -> None:
         self.seconds_left_out = 0.0
 
-    def steps(self, steps: int) -> int:
-        """The number of steps to train in place of `steps`."""
-        return min(steps, _STEPS)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._ends: list[float] = []
 
-    def count(self, trainer: Any, clock: "StepClock", steps: int) -> None:
-        """Add what a training of `steps` steps would have taken beyond those that were trained."""
-        trained, args = trainer.state.global_step, trainer.args
-        self.seconds_left_out += (steps - trained) * clock.seconds_per_step
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._ends.append(time.process_time())
+        control.should_training_stop |= state.global_step >= _STEPS
+
+    def count(self, trainer: Any) -> None:
+        """Add what the whole training of a trainer would have taken beyond the steps that were trained."""
+        trained, steps, args = trainer.state.global_step, trainer.args.max_steps, trainer.args
+        # The fastest step but the first, since others are slowed by other processes.
+        seconds = min((end - begin for begin, end in itertools.pairwise(self._ends)), default=0.0)
+        self.seconds_left_out += (steps - trained) * seconds
         if args.eval_strategy == "steps":
             begin = time.process_time()
             trainer.evaluate()
             self.seconds_left_out += (steps // args.eval_steps - 1) * (time.process_time() - begin)
 
 
-class StepClock(TrainerCallback):
-    """Processor time per optimizer step."""
-
-    def __init__(self) -> None:
-        self._ends: list[float] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._ends.append(time.process_time())
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Of the fastest step but the first, since others are slowed by other processes; 0 for a single step."""
-        steps = [end - begin for begin, end in zip(self._ends, self._ends[1:], strict=False)]
-        return min(steps, default=0.0)
-
-
 def short_trainings() -> ShortTrainings | None:
-    """The object that shortens trainings at present, or None outside of [`row_seconds`]."""
+    """The callback that shortens trainings at present, or None outside of [`row_seconds`]."""
     return _current.get()
-
-
-@contextmanager
-def _shortened() -> Iterator[ShortTrainings]:
-    trainings = ShortTrainings()
-    token = _current.set(trainings)
-    try:
-        yield trainings
-    finally:
-        _current.reset(token)
 
 
 def row_seconds(experiment: Experiment, settings: Settings) -> float:
     """Estimate the processor time of a row with a `seed`, from its first steps and its whole evaluation."""
-    with _shortened() as trainings:
+    trainings = ShortTrainings()
+    token = _current.set(trainings)
+    try:
         begin = time.process_time()
         experiment.run(settings)
         return round(time.process_time() - begin + trainings.seconds_left_out, 2)
+    finally:
+        _current.reset(token)
 
 
 def time_row(experiment: Experiment, size: str, row: Settings) -> dict[str, Any]:
@@ -114,9 +96,3 @@ def read_times(size: str, output_dir: Path) -> Times:
 def write_times(times: Mapping[str, Any], size: str, output_dir: Path) -> None:
     """Write the estimated times."""
     write_text(json.dumps(times, indent=1, ensure_ascii=False) + "\n", times_path(size, output_dir))
-
-
-def row_key(row: Settings) -> str:
-    """A hash of a row's settings without the seed."""
-    settings = {key: value for key, value in row.items() if key != "seed"}
-    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,5 +1,6 @@
 """The finished rows, in a JSON file that grows by one row at a time."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -46,6 +47,11 @@ def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, 
     given = {name: value for name, value in settings.items() if name not in chosen}
     level = settings.get("level")
     return next((row for row in rows if row.get("level") == level and given.items() <= row.items()), None)
+
+
+def row_key(row: dict[str, Any]) -> str:
+    """A hash of a row's settings."""
+    return hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:

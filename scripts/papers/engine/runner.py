@@ -1,6 +1,5 @@
 """Run the missing rows of an experiment, several at a time, and save each as it finishes."""
 
-import hashlib
 import io
 import json
 import multiprocessing
@@ -19,7 +18,7 @@ from papers.engine.durations import estimate
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.row_checkpoints import row_checkpoints
-from papers.engine.rows_file import add_row, find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.rows_file import add_row, find_row, read_rows, report_path, row_key, rows_path, write_text
 from papers.engine.tables import in_words
 from papers.engine.tuning import tuned, tuning_rows
 
@@ -216,9 +215,8 @@ def run_row(experiment: Experiment, settings: Settings, path: Path, threads: int
         import torch
 
         torch.set_num_threads(threads)
-    key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
     name = f"{experiment.row_name(settings)}, seed {settings['seed']}"
-    with row_checkpoints(path.parent / UNFINISHED / path.stem / key, name) as is_ours:
+    with row_checkpoints(path.parent / UNFINISHED / path.stem / row_key(settings), name) as is_ours:
         if not is_ours or find_row(read_rows(path), settings) is not None:
             return None
         begin = time.process_time()

@@ -30,7 +30,7 @@ from hf_recurrent import (
 )
 from papers.engine.experiment import Settings
 from papers.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
-from papers.engine.row_times import StepClock, short_trainings
+from papers.engine.row_times import short_trainings
 from papers.engine.tuning import is_tuning
 
 # Fields of `TrainingArguments`, as a row's `arguments`.
@@ -171,8 +171,7 @@ def run_trainer(
     row, short = current_checkpoints(), short_trainings()
     with tempfile.TemporaryDirectory() as temporary:
         directory = str(row.next_training()) if row else temporary
-        trained_steps = short.steps(steps) if short else steps
-        trainer = build(training_arguments(arguments_class, directory, trained_steps, arguments))
+        trainer = build(training_arguments(arguments_class, directory, steps, arguments))
         checkpoint, earlier = None, 0.0
         if row:
             timed = TimedCheckpoints(Path(directory))
@@ -180,12 +179,11 @@ def run_trainer(
             trainer.add_callback(timed)
             trainer.add_callback(ProgressLines(row.row_name))
         if short:
-            clock = StepClock()
-            trainer.add_callback(clock)
+            trainer.add_callback(short)
         with measured_run(earlier) as record:
             trainer.train(resume_from_checkpoint=checkpoint)
         if short:
-            short.count(trainer, clock, steps)
+            short.count(trainer)
         measured = {} if measure is None else {"measured": measure(trainer)}
     return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}
 

@@ -7,7 +7,8 @@ import pytest
 from papers.engine import row_times
 from papers.engine.durations import RowsOfASize
 from papers.engine.experiment import Experiment
-from papers.engine.row_times import read_times, row_key, row_seconds, time_row, write_times
+from papers.engine.row_times import read_times, row_seconds, time_row, write_times
+from papers.engine.rows_file import row_key
 from papers.online_learning.bit_copier import BitCopier, CopiedBits, train_bit_copier
 
 
