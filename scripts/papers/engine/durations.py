@@ -7,7 +7,7 @@ from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.row_times import read_times
-from papers.engine.rows_file import find_row, read_rows, row_key, rows_path
+from papers.engine.rows_file import find_row, found_rows, read_rows, row_key, rows_path, tuning_path
 from papers.engine.tables import core_seconds, in_words
 from papers.engine.tuning import tuning_rows
 
@@ -42,14 +42,14 @@ class RowsOfASize:
     def __init__(self, experiment: Experiment, size: str, output_dir: Path, times: Mapping[str, Any]):
         path = rows_path(experiment, size, output_dir)
         stored = read_rows(path)
-        trials = read_rows(path.with_name(f"{path.stem}_tuning.json"))
+        trials = read_rows(tuning_path(path))
         plain = experiment.rows(size)
         self.rows = [{**row, "seed": seed} for seed in experiment.default_seeds(size) for row in plain]
-        self.found = [row for settings in self.rows if (row := find_row(stored, settings)) is not None]
+        self.found = found_rows(stored, self.rows)
         # Each comparison runs once for all seeds, and once for all rows that share it.
         candidates = {str(trial): (row, trial) for row in plain for trial in tuning_rows(experiment, size, row)}
         spent = {key: find_row(trials, trial) for key, (_, trial) in candidates.items()}
-        needed = any(find_row(stored, row) is None for row in self.rows)
+        needed = len(self.found) < len(self.rows)
         self.recorded = sum(map(core_seconds, [*self.found, *trials]))
         self.left = self.whole = 0.0
         for row in self.rows:

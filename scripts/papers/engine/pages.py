@@ -11,8 +11,8 @@ from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.factors import AS_RECORDED, FactorStudy
-from papers.engine.report import command_line, markdown_table, plot, section, update_section
-from papers.engine.rows_file import find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.report import command_line, markdown_table, section, update_section, write_report
+from papers.engine.rows_file import found_rows, read_rows, report_path, rows_path
 from papers.engine.tables import confidence_interval, core_seconds, markdown
 
 SIZE = "small"
@@ -26,8 +26,7 @@ _COMMAND = re.compile(r"```bash\n(.*?)\n```", re.DOTALL)
 def recorded_rows(experiment: Experiment, seeds: Sequence[int], folder: Path) -> list[Settings]:
     """The finished rows of an experiment or study at the small size, in order."""
     stored = read_rows(rows_path(experiment, SIZE, folder))
-    wanted = [{**row, "seed": seed} for seed in seeds for row in experiment.rows(SIZE)]
-    return [row for settings in wanted if (row := find_row(stored, settings)) is not None]
+    return found_rows(stored, [{**row, "seed": seed} for seed in seeds for row in experiment.rows(SIZE)])
 
 
 def sections_of(page: Path) -> dict[str, str]:
@@ -66,18 +65,12 @@ def write_pages(results: Path) -> None:
         names = [*old, *(study.name for study in STUDIES.values() if study.rows_of in old and study.name not in old)]
         for name in names:
             experiment = load_experiment(name)
-            _write_report(experiment, folder, old.get(name))
+            rows = recorded_rows(experiment, _command_and_seeds(experiment, old.get(name))[1], folder)
+            path = report_path(experiment, SIZE, folder)
+            if not path.exists() or path.read_text(encoding="utf-8") != markdown_table(experiment, rows):
+                write_report(experiment, rows, path)
             update_section(page, f"{name} {SIZE}", computed_section(experiment, folder, old.get(name)))
     update_section(results, "claims", claims_table(folder))
-
-
-def _write_report(experiment: Experiment, folder: Path, text: str | None) -> None:
-    """Write table and plot of an experiment or study if its table has changed."""
-    rows = recorded_rows(experiment, _command_and_seeds(experiment, text)[1], folder)
-    path, table = report_path(experiment, SIZE, folder), markdown_table(experiment, rows)
-    if not path.exists() or path.read_text(encoding="utf-8") != table:
-        write_text(table, path)
-        plot(experiment, rows, path.with_suffix(".png"))
 
 
 def read_claims() -> list[dict[str, Any]]:

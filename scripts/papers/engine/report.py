@@ -135,6 +135,14 @@ def update_section(page: Path, key: str, text: str) -> None:
     write_text(content, page)
 
 
+def write_report(experiment: Experiment, rows: Sequence[Settings], path: Path) -> str:
+    """Write an experiment's table, with its plot next to it; return the table."""
+    table = markdown_table(experiment, rows)
+    write_text(table, path)
+    plot(experiment, rows, path.with_suffix(".png"))
+    return table
+
+
 def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     """Save the experiment's figure."""
     import matplotlib
