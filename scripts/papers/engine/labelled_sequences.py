@@ -10,13 +10,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hf_recurrent import ByteTexts, ListOps, PixelSequences, byte_text_classification, collate_sequences, hash_integers
 from papers.engine.experiment import Settings
-from papers.engine.images import average_pooled, load_images
+from papers.engine.images import TRAINING_SHARE, divided_numbers, load_pixels
 from papers.engine.supervised import train_supervised
 from papers.engine.tuning import is_tuning
 
 # Packages whose sources are the two classes of texts where none are given.
 _PACKAGES = ("torch", "transformers")
-_TRAINING_SHARE = 0.85
 # Size → kind → settings of a row: what is at hand, and what the papers have.
 DATA: dict[str, dict[str, Settings]] = {
     "small": {
@@ -52,9 +51,7 @@ def load_sequences(settings: Settings) -> tuple[Dataset, Dataset]:
 
 
 def _pixels(settings: Settings) -> tuple[Dataset, Dataset]:
-    train, test, _ = load_images(settings["dataset"], settings["data"], is_tuning(settings))
-    if settings["pooling"] > 1:
-        train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
+    train, test, _ = load_pixels(settings)
     if settings.get("as_ids"):
         train, test = (PixelSequences(data.images, data.labels, as_ids=True) for data in (train, test))
     return train, test
@@ -73,7 +70,9 @@ def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
             raise FileNotFoundError(
                 f"`texts` is {settings['texts']!r}, but {error}; name the folder with --override texts=FOLDER."
             ) from error
-    return _divided(train) if is_tuning(settings) else (train, test)
+    if is_tuning(settings):
+        train, test = (Subset(train, part.tolist()) for part in divided_numbers(len(train)))
+    return train, test
 
 
 def _list_ops(settings: Settings) -> tuple[Dataset, Dataset]:
@@ -129,7 +128,7 @@ def package_texts(length: int, split: str, num_files: int = 400, per_file: int =
         (folder,) = importlib.util.find_spec(package).submodule_search_locations
         files = sorted(Path(folder).rglob("*.py"))
         files = files[:: max(len(files) // num_files, 1)][:num_files]
-        chosen = hash_integers(0, np.arange(len(files))) % np.uint64(100) < 100 * _TRAINING_SHARE
+        chosen = hash_integers(0, np.arange(len(files))) % np.uint64(100) < 100 * TRAINING_SHARE
         for path, trains in zip(files, chosen.tolist(), strict=True):
             if trains == (split == "train"):
                 content = path.read_bytes()
@@ -139,9 +138,3 @@ def package_texts(length: int, split: str, num_files: int = 400, per_file: int =
                 texts += excerpts
                 labels += [label] * len(excerpts)
     return ByteTexts(texts, labels, list(_PACKAGES), name="packages")
-
-
-def _divided(data: Any) -> tuple[Dataset, Dataset]:
-    order = np.argsort(hash_integers(0, np.arange(len(data)))).tolist()
-    cut = int(len(data) * _TRAINING_SHARE)
-    return Subset(data, order[:cut]), Subset(data, order[cut:])

@@ -69,13 +69,12 @@ def row_label(size: str, architecture: str, taps: int, delay: int) -> str:
 class MemoryAccuracy(PixelClassification):
     paper = {row_label("paper", name, *place): printed for name, (*place, printed) in PRINTED.items()}
     sizes = {
-        "small": {"pooling": 2, "epochs": 3, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},
+        "small": PixelClassification.sizes["small"] | {"epochs": 3},
         "paper": PixelClassification.sizes["paper"],
     }
 
     def rows(self, size: str) -> list[Settings]:
         small = size == "small"
-        data = {"dataset": "mnist", "data": "data/mnist"} if small else {"dataset": "cifar", "data": "data/cifar10"}
         widths = {"hidden_size": 16, "num_hidden_layers": 3} if small else {}
         return [
             {
@@ -84,7 +83,6 @@ class MemoryAccuracy(PixelClassification):
                 "preset": architecture.preset,
                 "options": {**widths, "conv_kernel": taps, _FIELDS[architecture.delay]: delay},
                 "frozen": architecture.frozen,
-                **data,
                 **self.sizes[size],
             }
             for name, architecture in ARCHITECTURES.items()
