@@ -35,6 +35,10 @@ from papers.engine.tuning import is_tuning
 
 # Fields of `TrainingArguments`, as a row's `arguments`.
 CONSTANT_RATE: Settings = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+# The papers' text, for [`split_corpus`].
+TINY_STORIES: Settings = {
+    "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000
+}  # fmt: skip
 
 
 @contextmanager
@@ -103,13 +107,15 @@ def train(
     data: EpisodeSource,
     settings: Settings,
     held_out: EpisodeSource | None = None,
+    trainer: Any = MultiStreamTrainer,
+    arguments_class: type[MultiStreamTrainingArguments] = MultiStreamTrainingArguments,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Train with [`MultiStreamTrainer`] by a row's `learning_rate`, `seed` and `arguments`, which are other fields
-    of its arguments; see [`run_trainer`] for the rest. `held_out` is evaluated if the arguments ask for it."""
+    """Train by a row's `learning_rate`, `seed` and `arguments`, which are other fields of `arguments_class`; see
+    [`run_trainer`] for the rest. `held_out` is evaluated if the arguments ask for it."""
     return run_trainer(
-        lambda args: MultiStreamTrainer(model, args, train_corpus=data, eval_corpus=held_out),
-        MultiStreamTrainingArguments,
+        lambda args: trainer(model, args, train_corpus=data, eval_corpus=held_out),
+        arguments_class,
         learning_rate=settings["learning_rate"],
         seed=settings["seed"],
         **arguments,
@@ -117,20 +123,27 @@ def train(
     )
 
 
-def train_in_streams(preset: str, fields: Settings, settings: Settings) -> dict[str, Any]:
-    """Train a new model of a preset on a row's `corpus`, in its `streams` with its `block_size`.
+def train_in_streams(
+    preset: str, fields: Settings, settings: Settings, block_size: int, *trainer: Any, **arguments: Any
+) -> dict[str, Any]:
+    """Train a new model of a preset on a row's `corpus`, in its `streams`; `trainer` and `arguments` as for [`train`].
 
     Returns:
         The results of [`train`], the `bytes` read, and as `value` the held-out bits per byte.
     """
     corpus, held_out = split_corpus(settings)
     model = build_model(preset, corpus.vocab_size, settings["seed"], **fields)
-    step_bytes = settings["streams"] * settings["block_size"]
+    step_bytes = settings["streams"] * block_size
     steps = steps_of(settings, corpus, step_bytes)
-    sizes = {"per_device_train_batch_size": settings["streams"], "block_size": settings["block_size"]}
-    results = train(model, corpus, settings, steps=steps, **sizes)
+    sizes = {"per_device_train_batch_size": settings["streams"], "block_size": block_size}
+    results = train(model, corpus, settings, None, *trainer, steps=steps, **sizes, **arguments)
     num_bytes = settings.get("bytes", steps * step_bytes)
     return {"bytes": num_bytes, **results, "value": held_out_bits(model, held_out)}
+
+
+def logged(trainer: Trainer, name: str) -> dict[int, float]:
+    """Optimizer step → a measurement in the trainer's log."""
+    return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 
 def held_out_bits(model: PreTrainedModel, held_out: Corpus, **options: Any) -> float:

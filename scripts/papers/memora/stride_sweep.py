@@ -5,7 +5,15 @@ from typing import Any
 
 from hf_recurrent import with_state
 from papers.engine.experiment import Curves, Experiment, Settings
-from papers.engine.training import CONSTANT_RATE, build_model, held_out_bits, split_corpus, steps_of, train
+from papers.engine.training import (
+    CONSTANT_RATE,
+    TINY_STORIES,
+    build_model,
+    held_out_bits,
+    split_corpus,
+    steps_of,
+    train,
+)
 
 # Stock code pads blocks to whole chunks: on a CPU, the default of 256 steps takes gigabytes at small strides, and at
 # T = 2 even 16 take minutes.
@@ -40,8 +48,7 @@ class StrideSweep(Experiment):
         },
         "paper": {
             "epochs": 2.0, "step_bytes": 131_072, "learning_rate": 3e-4, "arguments": CONSTANT_RATE,
-            "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000,
-            "bf16": True,
+            "bf16": True, **TINY_STORIES,
         },
     }  # fmt: skip
 

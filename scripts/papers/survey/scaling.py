@@ -11,7 +11,7 @@ from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import split_axes
 from papers.engine.tables import confidence_interval, in_interval, markdown
-from papers.engine.training import build_model, run_trainer, split_corpus, steps_of
+from papers.engine.training import build_model, logged, run_trainer, split_corpus, steps_of
 from papers.smt.models import SMT_DMT, build_pair
 from papers.smt.training import method_values, train_smt_dmt
 
@@ -85,11 +85,7 @@ class Scaling(Experiment):
             build,
             MultiStreamTrainingArguments,
             steps=steps,
-            measure=lambda trainer: {
-                str(entry["step"] * settings["step_bytes"]): entry["eval_bits_per_byte"]
-                for entry in trainer.state.log_history
-                if "eval_bits_per_byte" in entry
-            },
+            measure=lambda trainer: logged(trainer, "eval_bits_per_byte"),
             regime="iid" if settings["family"] == "Llama" else "multi_stream",
             block_size=settings["block_size"],
             per_device_train_batch_size=settings["step_bytes"] // settings["block_size"],
@@ -100,7 +96,8 @@ class Scaling(Experiment):
             seed=settings["seed"],
         )
         dense = sum(weight.numel() for name, weight in model.named_parameters() if "ngram" not in name)
-        return {**results, "dense_parameters": dense, "value": results.pop("measured")}
+        value = {str(step * settings["step_bytes"]): bits for step, bits in results.pop("measured").items()}
+        return {**results, "dense_parameters": dense, "value": value}
 
     def points(self, row: Settings) -> Iterable[tuple[str, Any, float]]:
         yield row["family"], row["scale"], last_value(row)
