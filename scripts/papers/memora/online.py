@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_recurrent import OnlineTrainer, OnlineTrainingArguments
 from papers.engine.experiment import Curves, Experiment, Settings
-from papers.engine.training import TINY_STORIES, build_model, logged, run_trainer, split_corpus, steps_of
+from papers.engine.training import TINY_STORIES, build_model, logged, split_corpus, steps_of, train
 
 METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
 # Settings of all rows. Short streams of whole files would each hold one file, so the small size has excerpts.
@@ -59,8 +59,12 @@ class OnlineMemora(Experiment):
         model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["streams"])
         between = max(steps // EVALUATIONS, 1)
-        results = run_trainer(
-            lambda args: OnlineTrainer(model, args, corpus, held_out),
+        results = train(
+            model,
+            corpus,
+            settings,
+            held_out,
+            OnlineTrainer,
             OnlineTrainingArguments,
             steps=steps,
             measure=lambda trainer: [logged(trainer, name) for name in ("eval_bits_per_byte", "bits_per_byte")],
@@ -72,8 +76,8 @@ class OnlineMemora(Experiment):
             per_device_eval_batch_size=32,
             eval_block_size=512,
             bf16=settings.get("bf16", False),
-            **{key: settings[key] for key in ("seed", "method", "optim", "learning_rate")},
-            **settings.get("arguments", {}),
+            method=settings["method"],
+            optim=settings["optim"],
         )
         for key, curve in zip(("value", WHILE_READING), results.pop("measured"), strict=True):
             results[key] = {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}

@@ -85,7 +85,10 @@ class Scaling(Experiment):
             build,
             MultiStreamTrainingArguments,
             steps=steps,
-            measure=lambda trainer: logged(trainer, "eval_bits_per_byte"),
+            measure=lambda trainer: {
+                str(step * settings["step_bytes"]): bits
+                for step, bits in logged(trainer, "eval_bits_per_byte").items()
+            },
             regime="iid" if settings["family"] == "Llama" else "multi_stream",
             block_size=settings["block_size"],
             per_device_train_batch_size=settings["step_bytes"] // settings["block_size"],
@@ -96,8 +99,7 @@ class Scaling(Experiment):
             seed=settings["seed"],
         )
         dense = sum(weight.numel() for name, weight in model.named_parameters() if "ngram" not in name)
-        value = {str(step * settings["step_bytes"]): bits for step, bits in results.pop("measured").items()}
-        return {**results, "dense_parameters": dense, "value": value}
+        return {**results, "dense_parameters": dense, "value": results.pop("measured")}
 
     def points(self, row: Settings) -> Iterable[tuple[str, Any, float]]:
         yield row["family"], row["scale"], last_value(row)

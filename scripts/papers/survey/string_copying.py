@@ -70,7 +70,10 @@ class StringCopying(Experiment):
             task,
             settings,
             held_out=SentinelCopy(max_length=longest, seed=seed, num_validation_examples=settings["num_tested"]),
-            measure=lambda trainer: logged(trainer, "eval_exact_match"),
+            measure=lambda trainer: {
+                str(step * settings["batch_size"]): right
+                for step, right in logged(trainer, "eval_exact_match").items()
+            },
             eval_strategy="steps",
             eval_steps=between,
             per_device_eval_batch_size=100,
@@ -83,7 +86,7 @@ class StringCopying(Experiment):
         }
         return {
             **results,
-            "curve": {str(step * settings["batch_size"]): right for step, right in results.pop("measured").items()},
+            "curve": results.pop("measured"),
             "value": {length: each["exact_match"] for length, each in tested.items()},
             "letters": {length: each["accuracy"] for length, each in tested.items()},
         }
