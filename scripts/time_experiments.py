@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hf_recurrent.cli.parsing import parse_pairs
 from papers import EXPERIMENTS, load_experiment
-from papers.engine.row_times import read_times, time_row, write_times
+from papers.engine.durations import read_times, time_row, write_times
 from papers.engine.rows_file import find_row, read_rows, row_key, rows_path
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
@@ -13,6 +13,7 @@ AS_RECORDED = "as recorded"
 Point = tuple[str, str | None]
 
 
+@dataclass(eq=False, kw_only=True)
 class FactorStudy(Experiment):
     """Two points of an experiment and their difference, as recorded and with one setting at a time changed.
 
@@ -20,7 +21,7 @@ class FactorStudy(Experiment):
 
     Args:
         name: as the user types it.
-        experiment: its name.
+        rows_of: name of the experiment.
         claim: the question.
         first, second: the points, each a label and, where the x axis has places, a place; the difference is second
             minus first, seed by seed.
@@ -32,39 +33,29 @@ class FactorStudy(Experiment):
         key, metric: what is compared in place of the experiment's measurement: a number that its rows have, and its
             name.
         seeds: each row runs once per seed.
-
-    Attributes:
-        base: the experiment, which `load_experiment` sets.
     """
 
-    base: Experiment
+    name: str
+    rows_of: str
+    claim: str
+    first: Sequence[str]
+    second: Sequence[str]
+    fixed: Mapping[str, Settings]
+    factors: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    affected: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    key: str | None = None
+    metric: str | None = None
+    seeds: Sequence[int] = (0, 1, 2)
 
-    def __init__(
-        self,
-        name: str,
-        experiment: str,
-        claim: str,
-        *,
-        first: Sequence[str],
-        second: Sequence[str],
-        fixed: Mapping[str, Settings],
-        factors: Mapping[str, Mapping[str, Settings]] = MappingProxyType({}),
-        where: Mapping[str, Any] = MappingProxyType({}),
-        affected: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        key: str | None = None,
-        metric: str | None = None,
-        seeds: Sequence[int] = (0, 1, 2),
-    ):
-        self.name, self.rows_of, self.claim, self.seeds = name, experiment, claim, seeds
-        self.first, self.second = ((*point, None)[:2] for point in (first, second))
-        self.factors, self.fixed, self.where, self.affected = factors, fixed, where, affected
-        self.key, self._metric = key, metric
-        self.note = f"One setting at a time is changed; all others are those of `{experiment}`."
+    def __post_init__(self) -> None:
+        self.first, self.second = ((*point, None)[:2] for point in (self.first, self.second))
+        self.note = f"One setting at a time is changed; all others are those of `{self.rows_of}`."
 
-    source = property(lambda self: self.base.source)
-    metric = property(lambda self: self._metric or self.base.metric)
-    percent = property(lambda self: self.base.percent)
-    number_format = property(lambda self: self.base.number_format)
+    def attach(self, base: Experiment) -> None:
+        """Set the experiment, whose source and measurement the study has."""
+        self.base, self.source, self.percent, self.number_format = base, base.source, base.percent, base.number_format
+        self.metric = self.metric or base.metric
 
     def rows(self, size: str) -> list[Settings]:
         """The experiment's rows, then those of each level, which have `level` in addition.

@@ -7,7 +7,6 @@ import numpy as np
 
 from hf_recurrent import PixelSequences, hash_integers, sequential_cifar10, sequential_mnist
 from papers.engine.experiment import Settings
-from papers.engine.tuning import is_tuning
 
 # Share of a data set that trains where it is divided; the others test.
 TRAINING_SHARE = 0.85
@@ -51,7 +50,7 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
 
 def load_pixels(settings: Settings) -> tuple[PixelSequences, PixelSequences, str]:
     """[`load_images`] of a row's `dataset` and `data`, averaged by its `pooling`, and with `padding` if it has any."""
-    train, test, words = load_images(settings["dataset"], settings["data"], is_tuning(settings))
+    train, test, words = load_images(settings["dataset"], settings["data"], settings.get("is_tuning", False))
     if settings["pooling"] > 1:
         train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
     if settings.get("padding"):

@@ -12,7 +12,6 @@ from hf_recurrent import ByteTexts, ListOps, PixelSequences, byte_text_classific
 from papers.engine.experiment import Settings
 from papers.engine.images import TRAINING_SHARE, divided_numbers, load_pixels
 from papers.engine.supervised import train_supervised
-from papers.engine.tuning import is_tuning
 
 # Packages whose sources are the two classes of texts where none are given.
 _PACKAGES = ("torch", "transformers")
@@ -70,14 +69,14 @@ def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
             raise FileNotFoundError(
                 f"`texts` is {settings['texts']!r}, but {error}; name the folder with --override texts=FOLDER."
             ) from error
-    if is_tuning(settings):
+    if settings.get("is_tuning", False):
         train, test = (Subset(train, part.tolist()) for part in divided_numbers(len(train)))
     return train, test
 
 
 def _list_ops(settings: Settings) -> tuple[Dataset, Dataset]:
     """The same expressions for all seeds, which belong to the models."""
-    judging = "validation" if is_tuning(settings) else "test"
+    judging = "validation" if settings.get("is_tuning", False) else "test"
     train = ListOps(settings["num_examples"], "train", **settings["list_ops"])
     return train, ListOps(settings["num_tested"], judging, **settings["list_ops"])
 

@@ -28,10 +28,9 @@ from hf_recurrent import (
     evaluate_bits_per_byte,
     load_corpus,
 )
+from papers.engine.durations import short_trainings
 from papers.engine.experiment import Settings
-from papers.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
-from papers.engine.row_times import short_trainings
-from papers.engine.tuning import is_tuning
+from papers.engine.row_checkpoints import TimedCheckpoints, current_checkpoints
 
 # Fields of `TrainingArguments`, as a row's `arguments`.
 CONSTANT_RATE: Settings = {"lr_scheduler_type": "constant", "warmup_steps": 0}
@@ -78,7 +77,7 @@ def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
         corpus, held_out = load_corpus(source), load_corpus(source, split=own_split)
     else:
         corpus, held_out = load_corpus(source).split()
-    if is_tuning(settings):
+    if settings.get("is_tuning", False):
         corpus, held_out = corpus.split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
@@ -187,10 +186,9 @@ def run_trainer(
         trainer = build(training_arguments(arguments_class, directory, steps, arguments))
         checkpoint, earlier = None, 0.0
         if row:
-            timed = TimedCheckpoints(Path(directory))
+            timed = TimedCheckpoints(Path(directory), row.row_name)
             checkpoint, earlier = timed.checkpoint, timed.seconds
             trainer.add_callback(timed)
-            trainer.add_callback(ProgressLines(row.row_name))
         if short:
             trainer.add_callback(short)
         with measured_run(earlier) as record:
