@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.rows_file import find_row, found_rows, read_rows, row_key, rows_path, tuning_path, write_text
 from papers.engine.tables import core_seconds, in_words
-from papers.engine.tuning import tuning_rows, untuned
+from papers.engine.tuning import tuned, tuning_rows
 
 # The first step is not counted: it allocates memory and fills caches.
 _STEPS = 3
@@ -153,7 +153,8 @@ def row_seconds(experiment: Experiment, settings: Settings) -> float:
 def time_row(experiment: Experiment, size: str, row: Settings) -> dict[str, Any]:
     """`row`, `seconds`, and `candidate_seconds` where candidates are compared, in proportion to the length of their
     training; of a row without seed."""
-    entry = {"row": experiment.row_name(row), "seconds": row_seconds(experiment, untuned(row) | {"seed": 0})}
+    seconds = row_seconds(experiment, tuned(experiment, row, []) | {"seed": 0})
+    entry = {"row": experiment.row_name(row), "seconds": seconds}
     candidates = tuning_rows(experiment, size, row)
     if candidates:
         lengths = [(candidates[0][key], row[key]) for key in _LENGTHS if key in row]

@@ -35,14 +35,13 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
         ) from error
     try:
         train = read(directory, "train")
+        words = f"{len(train):,} training images"
     except FileNotFoundError:
         if dataset != "mnist":
             raise
         total = len(test)
         train, test = _divided(test)
         words = f"{len(train):,} of the {total:,} test images to train, as the training set is not at hand"
-    else:
-        words = f"{len(train):,} training images"
     if is_tuning:
         train, test = _divided(train)
     return train, test, f"{words}; {len(test):,} others to judge"

@@ -15,6 +15,8 @@ from papers.engine.supervised import train_supervised
 
 # Packages whose sources are the two classes of texts where none are given.
 _PACKAGES = ("torch", "transformers")
+# The largest number of files of a package, and of excerpts of a file, evenly spread.
+_NUM_FILES, _PER_FILE = 400, 8
 # Size → kind → settings of a row: what is at hand, and what the papers have.
 DATA: dict[str, dict[str, Settings]] = {
     "small": {
@@ -115,25 +117,21 @@ def accuracy(model: Any, data: Dataset, num_tested: int, batch_size: int = 100) 
     return right / count
 
 
-def package_texts(length: int, split: str, num_files: int = 400, per_file: int = 8) -> ByteTexts:
+def package_texts(length: int, split: str) -> ByteTexts:
     """Excerpts of `length` bytes from source files of two packages that we depend on; the class is the package, and
-    files are in one split only.
-
-    Args:
-        num_files, per_file: the largest number of files of a package, and of excerpts of a file, evenly spread.
-    """
+    files are in one split only."""
     texts, labels = [], []
     for label, package in enumerate(_PACKAGES):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations
         files = sorted(Path(folder).rglob("*.py"))
-        files = files[:: max(len(files) // num_files, 1)][:num_files]
+        files = files[:: max(len(files) // _NUM_FILES, 1)][:_NUM_FILES]
         chosen = hash_integers(0, np.arange(len(files))) % np.uint64(100) < 100 * TRAINING_SHARE
         for path, trains in zip(files, chosen.tolist(), strict=True):
             if trains == (split == "train"):
                 content = path.read_bytes()
                 starts = range(0, len(content) - length + 1, length)
-                step = max(len(starts) // per_file, 1)
-                excerpts = [content[start : start + length] for start in starts[::step][:per_file]]
+                step = max(len(starts) // _PER_FILE, 1)
+                excerpts = [content[start : start + length] for start in starts[::step][:_PER_FILE]]
                 texts += excerpts
                 labels += [label] * len(excerpts)
     return ByteTexts(texts, labels, list(_PACKAGES), name="packages")

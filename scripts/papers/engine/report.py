@@ -33,7 +33,7 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     for label, line in curves.items():
         cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
         cells += [experiment.paper.get(label, "-")] if has_paper else []
-        cells += [_signed(differences.get(label), experiment)] if paired else []
+        cells += [_cell(differences.get(label), experiment, signed=True)] if paired else []
         # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
         row = max((name for name in details if label.startswith(name)), key=len, default=None)
         cells += [details.get(row, {}).get(column, "-") for column in further]
@@ -52,16 +52,12 @@ def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, 
     return {label: pair for label, pair in pairs.items() if pair and label != experiment.reference}
 
 
-def _signed(values: list[float] | None, experiment: Experiment) -> str:
-    cell = _cell(values, experiment)
-    return f"+{cell}" if values and statistics.fmean(values) > 0 else cell
-
-
-def _cell(values: list[float] | None, experiment: Experiment) -> str:
+def _cell(values: list[float] | None, experiment: Experiment, signed: bool = False) -> str:
     if not values:
         return "-"
-    scale, form, half = experiment.scale, experiment.form, half_width(values)
-    return f"{statistics.fmean(values) * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
+    scale, form, mean, half = experiment.scale, experiment.form, statistics.fmean(values), half_width(values)
+    cell = f"{mean * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
+    return f"+{cell}" if signed and mean > 0 else cell
 
 
 def command_line(
@@ -78,7 +74,7 @@ def command_line(
 
 
 class _Values(list):
-    """One setting of all rows that have it; formats as its different values, joined by "or"."""
+    """All rows, or one setting of those that have it, which formats as its different values, joined by "or"."""
 
     def __init__(self, values: Iterable[Any]):
         super().__init__(each for value in values for each in (value if isinstance(value, list) else [value]))
@@ -90,18 +86,9 @@ class _Values(list):
         return " or ".join(dict.fromkeys(format(value, spec) for value in self)) or "-"
 
 
-class _ValuesByName(dict):
-    """Setting → its values; no values of those that only rows of another size have."""
-
-    def __missing__(self, key: str) -> _Values:
-        return _Values([])
-
-
 def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
     """The experiment's note with the settings of its rows."""
-    keys = {key for row in rows for key in row}
-    values = {key: _Values(row[key] for row in rows if key in row) for key in keys}
-    return experiment.note.format_map(_ValuesByName(values))
+    return experiment.note.format_map(_Values(rows))
 
 
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:

@@ -173,7 +173,8 @@ def chosen_rows(rows: list[Settings], overrides: dict[str, Any], only: Sequence[
         if not known:
             keys = sorted({key for row in rows for key in row} - {"label"})
             raise ValueError(f"--override has {key!r}; the rows' settings are {', '.join(keys)}.")
-        if not any(_has_type_of(value, other) for other in known):
+        # An integer may stand for a fraction.
+        if not any(type(value) is type(other) or (type(value), type(other)) == (int, float) for other in known):
             raise ValueError(f"--override has {key}={value!r}; it must be of the type of {known[0]!r}.")
     for part in only:
         if not any(part in row["label"] for row in rows):
@@ -182,11 +183,6 @@ def chosen_rows(rows: list[Settings], overrides: dict[str, Any], only: Sequence[
     rows = [{key: overrides.get(key, value) for key, value in row.items()} for row in rows]
     # Overrides may have made rows equal.
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
-
-
-def _has_type_of(value: Any, other: Any) -> bool:
-    """True if both are of one type, or `value` is an integer and `other` a fraction."""
-    return type(value) is type(other) or (type(value) is int and type(other) is float)
 
 
 def _run_all(

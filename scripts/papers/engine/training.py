@@ -123,21 +123,28 @@ def train(
 
 
 def train_in_streams(
-    preset: str, fields: Settings, settings: Settings, block_size: int, *trainer: Any, **arguments: Any
+    preset: str,
+    fields: Settings,
+    settings: Settings,
+    block_size: int,
+    *trainer: Any,
+    evaluate: Callable[[PreTrainedModel, Corpus], Any] | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Train a new model of a preset on a row's `corpus`, in its `streams`; `trainer` and `arguments` as for [`train`].
 
     Returns:
-        The results of [`train`], the `bytes` read, and as `value` the held-out bits per byte.
+        The results of [`train`], the `bytes` read, and as `value` the result of `evaluate` on held-out text: by
+        default its bits per byte.
     """
     corpus, held_out = split_corpus(settings)
     model = build_model(preset, corpus.vocab_size, settings["seed"], **fields)
-    step_bytes = settings["streams"] * block_size
+    step_bytes = settings["streams"] * block_size * arguments.get("gradient_accumulation_steps", 1)
     steps = steps_of(settings, corpus, step_bytes)
     sizes = {"per_device_train_batch_size": settings["streams"], "block_size": block_size}
     results = train(model, corpus, settings, None, *trainer, steps=steps, **sizes, **arguments)
     num_bytes = settings.get("bytes", steps * step_bytes)
-    return {"bytes": num_bytes, **results, "value": held_out_bits(model, held_out)}
+    return {"bytes": num_bytes, **results, "value": (evaluate or held_out_bits)(model, held_out)}
 
 
 def logged(trainer: Trainer, name: str) -> dict[int, float]:

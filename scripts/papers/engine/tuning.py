@@ -24,12 +24,8 @@ def tuning_rows(experiment: Experiment, size: str, row: Settings, overrides: Col
 
 
 def tuned(experiment: Experiment, row: Settings, finished: Sequence[Settings]) -> Settings:
-    """The row with the best of its candidates, by the finished rows of [`tuning_rows`] in their order."""
+    """The row with the best of its candidates, by the finished rows of [`tuning_rows`] in their order, or without them
+    with the first."""
     candidates = row.get("candidates", [{}])
     best = min(range(len(finished)), key=lambda n: experiment.tuning_loss(finished[n]), default=0)
     return {**row, **candidates[best]}
-
-
-def untuned(row: Settings) -> Settings:
-    """The row with the first of its candidates."""
-    return {**row, **row.get("candidates", [{}])[0]}

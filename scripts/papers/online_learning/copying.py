@@ -9,13 +9,7 @@ from transformers import set_seed
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import split_axes
-from papers.online_learning.bit_copier import (
-    WITHOUT_CLIPPING,
-    BitCopier,
-    CopiedBits,
-    layer_cosines,
-    train_bit_copier,
-)
+from papers.online_learning.bit_copier import WITHOUT_CLIPPING, BitCopier, CopiedBits, layer_cosines, train_bit_copier
 
 _GRU = {"recurrent_unit": "gru", "recurrent_bias": True, "read_out": False}
 # Label → fields of the configuration, and the width of a further readout (Table 5).

@@ -23,10 +23,7 @@ TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
         "string copy": (["string_copy,vocab_size=4,length=8"], LONG),
         "stack operations": (["stack_operations,vocab_size=4,max_depth=3,length=8"], _DENSE),
         "keys-values": (["keys_values,vocab_size=9,num_pairs=3"], LONG),
-        "modular arithmetic": (
-            ["modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots=4"],
-            _DENSE,
-        ),
+        "modular arithmetic": (["modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots=4"], _DENSE),
     },
     "paper": {
         "retrieval": ([f"retrieval,length={n}" for n in (32, 64, 128, 256)], {}),

@@ -77,12 +77,8 @@ class Scaling(Experiment):
         model = build_model(family["preset"], corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["step_bytes"])
         evaluations = EvaluateAt(max(int(steps * share), 1) for share in SHARES)
-
-        def build(arguments: Any) -> MultiStreamTrainer:
-            return MultiStreamTrainer(model, arguments, corpus, held_out, callbacks=[evaluations])
-
         results = run_trainer(
-            build,
+            lambda arguments: MultiStreamTrainer(model, arguments, corpus, held_out, callbacks=[evaluations]),
             MultiStreamTrainingArguments,
             steps=steps,
             measure=lambda trainer: {

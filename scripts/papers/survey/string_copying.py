@@ -93,11 +93,7 @@ class StringCopying(Experiment):
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         letters = [f"{statistics.fmean(row['letters'][key] for row in rows) * 100:.1f}" for key in rows[0]["letters"]]
-        return {
-            "letters": ", ".join(letters),
-            "examples": examples_needed(rows),
-            **super().details(rows),
-        }
+        return {"letters": ", ".join(letters), "examples": examples_needed(rows), **super().details(rows)}
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         left, right = split_axes(axes, 1, 2, (10, 4.2))
