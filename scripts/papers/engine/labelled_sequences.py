@@ -71,14 +71,14 @@ def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
             raise FileNotFoundError(
                 f"`texts` is {settings['texts']!r}, but {error}; name the folder with --override texts=FOLDER."
             ) from error
-    if settings.get("is_tuning", False):
+    if settings.get("is_tuning"):
         train, test = (Subset(train, part.tolist()) for part in divided_numbers(len(train)))
     return train, test
 
 
 def _list_ops(settings: Settings) -> tuple[Dataset, Dataset]:
     """The same expressions for all seeds, which belong to the models."""
-    judging = "validation" if settings.get("is_tuning", False) else "test"
+    judging = "validation" if settings.get("is_tuning") else "test"
     train = ListOps(settings["num_examples"], "train", **settings["list_ops"])
     return train, ListOps(settings["num_tested"], judging, **settings["list_ops"])
 

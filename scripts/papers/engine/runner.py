@@ -147,8 +147,9 @@ def _run_missing(
         # Stored rows with other settings, such as another size's, say nothing about these.
         finished = found_rows(stored, rows)
         rest = f"; about {in_words(estimate(experiment, left, finished) / workers.processes)} left" if left else ""
-        measured = f"{_short(results['value'])} {experiment.metric}"
-        print(f"{name}: {measured}, {results['seconds']} s{rest}", flush=True)
+        value = results["value"]
+        parts = [f"{key} {each:.3f}" for key, each in value.items()] if isinstance(value, dict) else [f"{value:.4f}"]
+        print(f"{name}: {', '.join(parts)} {experiment.metric}, {results['seconds']} s{rest}", flush=True)
     _remove_empty(unfinished)
     return read_rows(path)
 
@@ -250,9 +251,3 @@ def current_commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{place} {number:.3f}" for place, number in value.items())
-    return f"{value:.4f}"

@@ -77,7 +77,7 @@ def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
         corpus, held_out = load_corpus(source), load_corpus(source, split=own_split)
     else:
         corpus, held_out = load_corpus(source).split()
-    if settings.get("is_tuning", False):
+    if settings.get("is_tuning"):
         corpus, held_out = corpus.split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))

@@ -91,7 +91,7 @@ def task_bytes(settings: Settings) -> itertools.chain:
 @torch.no_grad()
 def measure(model: Any, settings: Settings) -> tuple[float, float]:
     """Accuracy, and mean bits of what is asked, on examples that were not learned from."""
-    split = "validation" if settings.get("is_tuning", False) else "test"
+    split = "validation" if settings.get("is_tuning") else "test"
     inputs, asked = task_examples(settings, range(settings["num_tested"]), split)
     ids, asked = torch.from_numpy(inputs), torch.from_numpy(asked[:, :-1])
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits[asked]

@@ -15,7 +15,7 @@ from hf_recurrent import ExampleDraws, PixelSequences, Task
 from papers.engine.experiment import Settings
 from papers.engine.images import average_pooled, load_images
 from papers.engine.pictures import as_colours, image_sheet, pack, principal_components, split_axes, unpack
-from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair, memories_of
 from papers.smt.training import MethodComparison, learning_rates, train_on
 
 _SAMPLES, _COLUMNS = 32, 8
@@ -202,13 +202,12 @@ class SketchPixels(PixelMethods):
             "sizes": SMALL_MODEL,
             "crop": 0,
             "patch": 2,
-            "context_length": 64,
             "future_length": 16,
             "steps": 160,
             "dmt_steps": 60,
         },
         # The images of Sketchy are 1,024 patches long (section E.2), the images of MNIST 196.
-        "paper": PixelMethods.sizes["paper"] | {"sizes": PAPER_MODEL, "levels": 2, "patch": 2},
+        "paper": PixelMethods.sizes["paper"] | {"levels": 2, "patch": 2},
     }
 
     def run(self, settings: Settings) -> dict[str, Any]:
@@ -283,13 +282,8 @@ def memories_while_reading(rnn: Any, task: DigitPixels) -> dict[str, Any]:
 def read_images(rnn: Any, tokens: np.ndarray) -> np.ndarray:
     """Memories after each token of sequences (count, T), (count, T, Z·D)."""
     rnn.eval()
-    ids = torch.from_numpy(tokens).to(rnn.device)
-    memory = rnn.init_state(len(ids))["memory"]
-    memories = []
-    for step in range(ids.shape[1]):
-        memory = rnn.update(memory, ids[:, step])
-        memories.append(memory.flatten(1).float().cpu().numpy())
-    return np.stack(memories, 1)
+    memories = memories_of(rnn, torch.from_numpy(tokens).to(rnn.device))
+    return np.stack([memory.flatten(1).float().cpu().numpy() for memory in memories], 1)
 
 
 def line_drawing(side: int) -> np.ndarray:
