@@ -1,6 +1,7 @@
-"""Fields of dataclasses of arguments, ranges of numbers, and paths, for commands, trainers and settings."""
+"""Fields of dataclasses of arguments, ranges of numbers, paths and optional packages, for commands and settings."""
 
 import copy
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -53,6 +54,14 @@ def expand_home(path: str | os.PathLike) -> Path:
     `Path.expanduser` raises a RuntimeError instead, which names neither the path nor its argument.
     """
     return Path(os.path.expanduser(path))
+
+
+def import_optional(module: str, message: str) -> Any:
+    """A module of an optional package, or an ImportError with a message that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(message) from error
 
 
 def check_integer(name: str, value: object, least: int, most: int) -> None:

@@ -2,13 +2,12 @@
 
 from typing import Any
 
+from hf_recurrent.argument_checks import import_optional
+
 
 def require_pyplot() -> Any:
     """matplotlib's pyplot without a display; raise an ImportError that says how to install it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('Plots need matplotlib: pip install "hf-recurrent[plots]".') from error
+    matplotlib = import_optional("matplotlib", 'Plots need matplotlib: pip install "hf-recurrent[plots]".')
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hf_recurrent.cli.parsing import parse_pairs
 from papers import EXPERIMENTS, load_experiment
-from papers.engine.row_times import read_times, row_key, time_row, write_times
-from papers.engine.rows_file import find_row, read_rows, rows_path
+from papers.engine.durations import read_times, time_row, write_times
+from papers.engine.rows_file import find_row, read_rows, row_key, rows_path
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 

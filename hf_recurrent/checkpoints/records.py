@@ -250,9 +250,9 @@ class Provenance:
 _MOST_RESULTS = 200
 
 
-def thin_out(curve: list[list[float]], most: int = 200) -> list[list[float]]:
-    """At most about `most` points of a curve, the first and the last among them."""
-    stride = -(-len(curve) // most)
+def thin_out(curve: list[list[float]]) -> list[list[float]]:
+    """At most about 200 points of a curve, the first and the last among them."""
+    stride = -(-len(curve) // 200)
     return curve if stride <= 1 else [*curve[:-1:stride], curve[-1]]
 
 

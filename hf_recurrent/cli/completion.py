@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
@@ -44,10 +45,8 @@ def script(shell: str) -> str:
     Raises:
         ImportError: shtab is not installed.
     """
-    try:
-        import shtab
-    except ImportError as error:
-        raise ImportError("completion needs the shtab package: pip install 'hf-recurrent[completion]'") from error
+    message = "completion needs the shtab package: pip install 'hf-recurrent[completion]'"
+    shtab = import_optional("shtab", message)
     return shtab.complete(whole_parser(shtab.FILE), shell)
 
 

@@ -90,10 +90,10 @@ def load_served_model(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, 
     return load_model_and_tokenizer(arguments)
 
 
-def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
+def load_or_build(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; for the name of a preset, its model with new weights of `--seed`."""
     if arguments.model not in preset_names():
-        return load_model_and_tokenizer(arguments, argument)
+        return load_model_and_tokenizer(arguments)
     import torch
     from transformers import AutoModelForCausalLM, set_seed
 
@@ -101,7 +101,7 @@ def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tu
 
     set_seed(arguments.seed)
     overrides = getattr(arguments, "config_overrides", ())
-    flag = "--config_overrides" if overrides else argument
+    flag = "--config_overrides" if overrides else "MODEL"
     model = build_new_model(AutoModelForCausalLM, arguments.model, flag, overrides)
     model.to(torch.float32 if arguments.dtype == "auto" else getattr(torch, arguments.dtype))
     move_to_device(model, arguments)

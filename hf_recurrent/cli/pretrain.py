@@ -22,6 +22,7 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
 from hf_recurrent.checkpoints.privacy import last_part
 from hf_recurrent.checkpoints.resumed_arguments import IGNORED
@@ -334,11 +335,8 @@ def _with_adapter(model: PreTrainedModel, rank: int) -> PreTrainedModel:
     """The model, frozen, with a new LoRA."""
     if rank < 1:
         raise ValueError(f"`--lora_rank` is {rank}; it must be at least 1.")
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ImportError('`--lora_rank` needs peft: pip install "hf-recurrent[peft]"') from error
-    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank))
+    peft = import_optional("peft", '`--lora_rank` needs peft: pip install "hf-recurrent[peft]"')
+    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank))
 
 
 def _tokenizer(arguments: ModelArguments, default: str) -> PreTrainedTokenizerBase:

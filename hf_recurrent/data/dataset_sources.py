@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.data.documents import (
     Document,
@@ -106,11 +107,7 @@ def _choose_split(name: str, splits: Any, split: str) -> Any:
 
 
 def _import_datasets(purpose: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs the datasets package: pip install datasets") from error
-    return datasets
+    return import_optional("datasets", f"{purpose} needs the datasets package: pip install datasets")
 
 
 def saved_dataset(path: Path, options: ReadOptions) -> Source:

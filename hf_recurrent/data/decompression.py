@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from hf_recurrent.argument_checks import import_optional
+
 _CHUNK = 1 << 20
 _GZIP_PIECE = 1 << 16
 # A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 16 MiB at most.
@@ -82,10 +84,7 @@ def _gzip_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
 def check_installed(path: Path) -> None:
     """Raise an ImportError if reading a file needs a package that is missing."""
     if path.suffix.lower() == ".zst":
-        try:
-            import zstandard  # noqa: F401
-        except ImportError as error:
-            raise ImportError(f"reading {path} needs the zstandard package: pip install zstandard") from error
+        import_optional("zstandard", f"reading {path} needs the zstandard package: pip install zstandard")
 
 
 def _zstandard_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:

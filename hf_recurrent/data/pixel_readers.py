@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent.argument_checks import expand_home
+from hf_recurrent.argument_checks import expand_home, import_optional
 from hf_recurrent.data.decompression import read_chunks
 from hf_recurrent.data.documents import Document, Source, file_stamp
 from hf_recurrent.data.token_encoding import TokenEncoding
@@ -103,10 +103,9 @@ def save_image_sheet(
 
 def import_pillow(purpose: str) -> Any:
     """The module `PIL.Image`; an ImportError that names `purpose` if it is missing."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs the Pillow package: pip install pillow") from error
+    import_optional("PIL", f"{purpose} needs the Pillow package: pip install pillow")
+    from PIL import Image
+
     return Image
 
 

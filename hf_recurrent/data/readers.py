@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.data.decompression import (
     COMPRESSIONS,
     check_expansion,
@@ -46,10 +47,7 @@ def check_packages(path: Path) -> None:
     """Raise an ImportError if reading a file needs a package that is missing."""
     check_installed(path)
     if content_suffix(path) == ".parquet":
-        try:
-            from pyarrow import parquet  # noqa: F401
-        except ImportError as error:
-            raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
+        import_optional("pyarrow", f"reading {path} needs the pyarrow package: pip install datasets")
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[Document]:

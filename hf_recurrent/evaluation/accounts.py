@@ -80,7 +80,7 @@ def _measure_compressors(
     orders = {}
     try:
         for name, data in (((AFTER, before),) if before else ()) + ((ALONE, b""),):
-            orders[name] = ppmd_bits_per_byte(held_out, data, progress=False)
+            orders[name] = ppmd_bits_per_byte(held_out, data)
     except (ImportError, RuntimeError) as error:
         notes.append(f"{error}")
     best = {name: min(found, key=found.get) for name, found in orders.items()}

@@ -30,9 +30,7 @@ def has_ppmd() -> bool:
     return importlib.util.find_spec("pyppmd") is not None
 
 
-def ppmd_bits_per_byte(
-    corpus: Corpus, before: bytes = b"", *, orders: Sequence[int] = ORDERS, progress: bool = True
-) -> dict[int, float]:
+def ppmd_bits_per_byte(corpus: Corpus, before: bytes = b"", *, orders: Sequence[int] = ORDERS) -> dict[int, float]:
     """Bits per byte of PPMd over all episodes, each compressed after the same bytes.
 
     The size of an episode is size(before + episode) - size(before); without bytes before, its size alone.
@@ -41,7 +39,6 @@ def ppmd_bits_per_byte(
         corpus: the episodes, compressed as the bytes of their token ids.
         before: bytes that the compressor reads before each episode.
         orders: maximum lengths of contexts.
-        progress: show a progress bar.
 
     Returns:
         Order → 8 · added bytes / bytes.
@@ -52,29 +49,23 @@ def ppmd_bits_per_byte(
     """
     if not has_ppmd():
         raise ImportError('PPMd needs pyppmd: pip install "hf-recurrent[baselines]".')
-    bar = tqdm(
-        total=corpus.num_bytes * len(orders), unit="B", unit_scale=True, desc="PPMd", disable=not progress, leave=False
-    )
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool, bar:
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         longest_first = sorted(orders, reverse=True)
-        sizes = {order: pool.submit(_size, order, corpus, before, bar) for order in longest_first}
+        sizes = {order: pool.submit(_size, order, corpus, before) for order in longest_first}
         return {order: 8 * sizes[order].result() / corpus.num_bytes for order in orders}
 
 
-def _size(order: int, corpus: Corpus, before: bytes, bar: tqdm) -> int:
+def _size(order: int, corpus: Corpus, before: bytes) -> int:
     """Bytes that all episodes add, each alone."""
     command = [sys.executable, "-P", _PROGRAM, str(order), str(_MEMORY)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         with suppress(BrokenPipeError), process.stdin:  # a program that fails says why
             for part in (before, *(episode.tobytes() for episode in corpus)):
                 process.stdin.write(struct.pack("<q", len(part)) + part)
-        total = found = 0
-        for line, episode in zip(process.stdout, corpus, strict=False):
-            total, found = total + int(line), found + 1
-            bar.update(len(episode))
-    if process.returncode or found != len(corpus):
+        sizes = [int(line) for line in process.stdout]
+    if process.returncode or len(sizes) != len(corpus):
         raise RuntimeError(f"PPMd of order {order} ended with status {process.returncode}; see the message above.")
-    return total
+    return sum(sizes)
 
 
 _XZ_DICTIONARY = 64 * 2**20

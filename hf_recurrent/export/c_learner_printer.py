@@ -221,14 +221,14 @@ class LearnerPrinter(CPrinter):
         return self._rowwise(call, count, memory, {of_x, of_grad})
 
     def _print_nll_loss(self, node: Node) -> Expression:
-        self._check_byte(node, 1, "labels")
+        self._check_byte(node, "labels")
         x, number = self._contiguous(self._read(node.operands[0], node.fields["width"]))
         memory = self._new_scratch(1)
         self._state(f"{memory.access('0')} = -({x})[label];", memory, {number})
         return memory.expression()
 
     def _print_nll_loss_backward(self, node: Node) -> Expression:
-        self._check_byte(node, 1, "labels")
+        self._check_byte(node, "labels")
         grad, number = self._contiguous(self._read(node.operands[0], 1))
         memory = self._new_scratch(node.output.width)
         clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;"
@@ -236,7 +236,7 @@ class LearnerPrinter(CPrinter):
         return memory.expression()
 
     def _print_lookup(self, node: Node) -> Expression:
-        self._check_byte(node, 1, "ids")
+        self._check_byte(node, "ids")
         height, width = node.fields["height"], node.fields["width"]
         table, number, kind = self._matrix(node.operands[0], height * width)
         memory, element = self._new_scratch(width), f"({table})[(long)id * {width} + i]"
@@ -246,7 +246,7 @@ class LearnerPrinter(CPrinter):
         return memory.expression()
 
     def _print_lookup_backward(self, node: Node) -> Expression:
-        self._check_byte(node, 1, "ids")
+        self._check_byte(node, "ids")
         width, memory = node.fields["width"], self._result(node)
         x, number = self._contiguous(self._read(node.operands[0], width))
         clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;\n"
@@ -254,8 +254,8 @@ class LearnerPrinter(CPrinter):
         self._state(add if node.output in self._added_rows else clear + add, memory, {number})
         return memory.expression()
 
-    def _check_byte(self, node: Node, place: int, name: str) -> None:
-        if node.fields["steps"] != 1 or node.operands[place][0].name != name:
+    def _check_byte(self, node: Node, name: str) -> None:
+        if node.fields["steps"] != 1 or node.operands[1][0].name != name:
             raise UnsupportedOp(f"{node.kind} of something else than one byte")
 
     def _print_finite(self, node: Node) -> Expression:

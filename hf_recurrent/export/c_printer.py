@@ -262,7 +262,7 @@ class CPrinter:
                 part = value.move(lambda a, inside=inside: a.reshape(-1)[inside])
                 self._assign(target, part, leaves[0][inside] - target.base)
             return
-        texts = self._table_loop(target, leaves, value) if loops is None else []
+        texts = self._table_loop(leaves, value) if loops is None else []
         for loop in loops or []:
             if "".join(texts).count("\n") > _MOST_LINES:
                 raise UnsupportedOp("an irregular order of elements")
@@ -291,7 +291,7 @@ class CPrinter:
             return literal(float(memory.values[offset]))
         return memory.access(offset_text(offset, row_step, step))
 
-    def _table_loop(self, target: Memory, leaves: list[Tensor], value: Expression) -> list[str]:
+    def _table_loop(self, leaves: list[Tensor], value: Expression) -> list[str]:
         """One loop that reads irregular offsets from tables."""
         operands = []
         for addresses in leaves:

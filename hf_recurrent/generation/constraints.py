@@ -6,7 +6,6 @@ xgrammar, an optional dependency. The vocabulary is the 256 bytes unless another
 Shape letters: B batch, T steps, V vocabulary.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.generation.constraint_checks import check_schema, checked_pattern
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")  # not UTF-8, but xgrammar allows it
@@ -308,9 +308,5 @@ def _sentences(problem: str) -> Iterator[None]:
 
 
 def _xgrammar() -> ModuleType:
-    try:
-        return importlib.import_module("xgrammar")
-    except ImportError as error:
-        raise ImportError(
-            "A regular expression or a JSON schema needs xgrammar: pip install 'hf-recurrent[constraints]'."
-        ) from error
+    message = "A regular expression or a JSON schema needs xgrammar: pip install 'hf-recurrent[constraints]'."
+    return import_optional("xgrammar", message)

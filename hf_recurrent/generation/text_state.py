@@ -63,26 +63,21 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
 
 
 def unpack_text_state(
-    model: PreTrainedModel,
-    data: bytes,
-    name: str,
-    other_weights: Container[str] = (),
-    check: StateCheck | None = None,
+    model: PreTrainedModel, data: bytes, other_weights: Container[str] = (), check: StateCheck | None = None
 ) -> TextState:
-    """The texts in the content of a file, as [`load_text_state`].
+    """The texts in the content of a file, which the body of a request holds; as [`load_text_state`].
 
     Args:
         model: with the weights that the states belong to.
         data: the content.
-        name: of the argument, for errors.
         other_weights: hashes of other weights whose states are allowed, too.
         check: see [`unpack_state`].
 
     Raises:
         ValueError: the content is damaged, is not a saved text, or belongs to other weights.
     """
-    state, metadata = unpack_state(data, name, model, other_weights=other_weights, check=check)
-    return _text_of(model, name, state, metadata)
+    state, metadata = unpack_state(data, "body", model, other_weights=other_weights, check=check)
+    return _text_of(model, "body", state, metadata)
 
 
 def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata: dict[str, str]) -> TextState:

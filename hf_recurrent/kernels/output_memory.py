@@ -89,12 +89,6 @@ class OutputMemory:
         # set_, because a view would be a view to autograd too.
         return torch.empty(0, dtype=dtype, device="cpu").set_(tensor.untyped_storage(), 0, shape)
 
-    def unused_bytes(self) -> int:
-        return self._unused_bytes
-
-    def used_bytes(self) -> int:
-        return self._used_bytes
-
     def _take(self, size: int) -> np.ndarray:
         """A block of bytes; the lock is held."""
         numbers = self._numbers_of[size]

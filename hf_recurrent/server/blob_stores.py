@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from hf_recurrent.argument_checks import import_optional
+
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 10.0
 _REDIS_SECONDS = 1.0
@@ -175,12 +177,8 @@ class RedisBlobs:
     return redis.call('DEL', KEYS[1])"""
 
     def __init__(self, address: str, max_bytes: int):
-        try:
-            import redis
-        except ImportError as error:
-            raise ImportError(
-                f'A store at {address.partition("@")[2] or address!r} needs redis: pip install "hf-recurrent[redis]".'
-            ) from error
+        place = address.partition("@")[2] or repr(address)
+        redis = import_optional("redis", f'A store at {place} needs redis: pip install "hf-recurrent[redis]".')
         options = {"socket_timeout": _REDIS_SECONDS, "socket_connect_timeout": _REDIS_SECONDS}
         self._redis, self._max_bytes = redis.Redis.from_url(address, **options), max_bytes
         # One slot of a cluster has all keys.

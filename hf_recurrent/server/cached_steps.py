@@ -84,7 +84,7 @@ class CachedSteps(ModelSteps):
 
     def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
         """The inverse of [`pack`]; raises a ValueError as [`ModelSteps.unpack`]."""
-        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights, self.cached.check_state))
+        return self._snapshot(unpack_text_state(self.model, data, known_weights, self.cached.check_state))
 
     def read(
         self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False

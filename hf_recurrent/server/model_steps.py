@@ -105,7 +105,7 @@ class ModelSteps:
         Raises:
             ValueError: the content is damaged, has several texts, or belongs to weights that are not known.
         """
-        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights, self._check))
+        return self._snapshot(unpack_text_state(self.model, data, known_weights, self._check))
 
     def _snapshot(self, text: TextState) -> Snapshot:
         if len(text.pending) != 1:

@@ -46,7 +46,7 @@ def load_experiment(name: str) -> Experiment:
     """
     if name in STUDIES:
         study = STUDIES[name]
-        study.base = load_experiment(study.rows_of)
+        study.attach(load_experiment(study.rows_of))
         return study
     if name not in EXPERIMENTS:
         raise ValueError(

@@ -17,7 +17,7 @@ def compressed(data: bytes, order: int) -> int:
 @pytest.mark.parametrize("before", [b"", b"def x = return self.(1)\n" * 20])
 def test_every_episode_is_compressed_after_the_same_bytes(before):
     corpus = word_corpus((3, 200, 40))
-    found = compressors.ppmd_bits_per_byte(corpus, before, orders=(2, 8), progress=False)
+    found = compressors.ppmd_bits_per_byte(corpus, before, orders=(2, 8))
     assert list(found) == [2, 8]
     for order, bits in found.items():
         start = compressed(before, order) if before else 0
@@ -28,8 +28,7 @@ def test_every_episode_is_compressed_after_the_same_bytes(before):
 def test_bytes_before_help():
     corpus = word_corpus((3, 200, 40))
     alone, primed = (
-        compressors.ppmd_bits_per_byte(corpus, before, orders=(8,), progress=False)[8]
-        for before in (b"", corpus[1].tobytes())
+        compressors.ppmd_bits_per_byte(corpus, before, orders=(8,))[8] for before in (b"", corpus[1].tobytes())
     )
     assert primed < alone / 2
 
@@ -44,4 +43,4 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 def test_a_program_that_fails_is_an_error(monkeypatch, tmp_path, before):
     monkeypatch.setattr(compressors, "_PROGRAM", str(tmp_path / "none.py"))
     with pytest.raises(RuntimeError, match="PPMd of order 8 ended with status 2"):
-        compressors.ppmd_bits_per_byte(word_corpus((3,)), before, orders=(8,), progress=False)
+        compressors.ppmd_bits_per_byte(word_corpus((3,)), before, orders=(8,))

@@ -414,7 +414,7 @@ def test_memory_returns_with_its_last_tensor():
     assert other.data_ptr() != address and part.tolist() == [3, 3]
     del part
     gc.collect()
-    assert memory.unused_bytes() == fresh[0]
+    assert memory._unused_bytes == fresh[0]
     assert memory.empty(shape, torch.float32).data_ptr() == address
     assert len(fresh) == 3 and second.dtype == torch.bfloat16
 
@@ -425,9 +425,9 @@ def test_blocks_of_other_sizes_do_not_pile_up():
     sizes = [generator.randint(1 << 20, 1 << 24) for _ in range(200)]
     for size in sizes:
         tensor = memory.empty(torch.Size((size,)), torch.uint8)
-        most = max(most, memory.used_bytes())
+        most = max(most, memory._used_bytes)
         del tensor
-        assert memory.unused_bytes() <= 1.125 * most
+        assert memory._unused_bytes <= 1.125 * most
     assert len(fresh) < len(sizes)  # a tensor may lie in the memory of a larger one
 
 
@@ -454,8 +454,8 @@ def test_memory_from_several_threads():
     for thread in threads:
         thread.join()
     gc.collect()
-    assert errors == [] and memory.used_bytes() == 0 and memory.unused_bytes() <= 1 << 22
-    assert memory.unused_bytes() == sum(block.nbytes for block in memory._free.values())
+    assert errors == [] and memory._used_bytes == 0 and memory._unused_bytes <= 1 << 22
+    assert memory._unused_bytes == sum(block.nbytes for block in memory._free.values())
 
 
 def test_unused_memory_is_limited():
@@ -466,7 +466,7 @@ def test_unused_memory_is_limited():
     while tensors:
         tensors.pop(0)
     gc.collect()
-    assert memory.unused_bytes() == 4 << 20
+    assert memory._unused_bytes == 4 << 20
     assert memory.empty(torch.Size((1 << 19,)), torch.float32).data_ptr() == last
 
 

@@ -9,7 +9,7 @@ from papers import EXPERIMENTS, load_experiment
 from papers.engine.experiment import Experiment
 from papers.engine.pictures import unpack
 from papers.engine.report import markdown_table, plot, section
-from papers.engine.tuning import untuned
+from papers.engine.tuning import tuned
 
 _SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
@@ -100,7 +100,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
         ):
             continue
         seen.add(kind)
-        settings = untuned({**settings, **SHORT[name], "seed": 0})
+        settings = tuned(experiment, {**settings, **SHORT[name], "seed": 0}, [])
         if "corpus" in settings:
             settings["corpus"] = corpus
         if "python" in settings:

@@ -1,11 +1,14 @@
 """An experiment: rows that each train and measure one model, and how their measurements are shown."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Settings = dict[str, Any]
 # Label of a line → place on the x axis (None without one) → the measurements of all seeds.
 Curves = dict[str, dict[float | None, list[float]]]
+# With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.
+_LEGEND_INSIDE, _TICKS = 6, 8
 
 
 class Experiment:
@@ -27,7 +30,7 @@ class Experiment:
         log_x, log_y: logarithmic axes.
         styles: part of a line's label → arguments of matplotlib's `plot`; the last that is there takes precedence.
         percent: show measurements, which are fractions, as percentages.
-        number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
+        number_format: of a measurement in the table, without `percent`; by default ".3f".
         paper: label → the number that the paper prints.
         seeds: of the small size, by default; each row runs once per seed. A single one, where three seeds of all
             experiments would not fit into eight hours of a core together.
@@ -61,6 +64,16 @@ class Experiment:
     paper_seeds: int = 1
     optional: Sequence[str] = ()
     rows_of: str | None = None
+
+    @property
+    def scale(self) -> int:
+        """Factor of measurements in table and plot."""
+        return 100 if self.percent else 1
+
+    @property
+    def form(self) -> str:
+        """Format of measurements in the table."""
+        return ".1f" if self.percent else self.number_format or ".3f"
 
     def rows(self, size: str) -> list[Settings]:
         """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each.
@@ -123,11 +136,45 @@ class Experiment:
         """A Markdown table of the experiment's own, or None."""
         return None
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
-        """Draw a figure of the experiment's own on matplotlib axes; False to draw the table instead."""
-        return False
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
+        """Draw the table on matplotlib axes: lines over the x axis, or one bar per label; or a figure of one's own."""
+        lines = {
+            label: {place: [value * self.scale for value in values] for place, values in line.items()}
+            for label, line in self.curves(rows).items()
+        }
+        draw = _draw_bars if self.x_label is None else self._draw_lines
+        draw(axes, lines, self.metric + (" (%)" if self.percent else ""))
 
-    def line_style(self, label: str) -> dict[str, Any]:
-        """Arguments of matplotlib's `plot` for the line of a label."""
-        found = (style for part, style in self.styles.items() if part in label)
-        return {key: value for style in found for key, value in style.items()}
+    def _draw_lines(self, axes: Any, lines: Curves, axis_label: str) -> None:
+        for label, line in lines.items():
+            places = sorted(line)
+            found = (style for part, style in self.styles.items() if part in label)
+            style = {key: value for each in found for key, value in each.items()}
+            means = [statistics.fmean(line[place]) for place in places]
+            axes.plot(places, means, label=label, **{"marker": "o", **style})
+        if self.log_x:
+            axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        ticks = sorted({place for line in lines.values() for place in line})
+        if len(ticks) <= _TICKS:
+            axes.set_xticks(ticks)
+        if self.log_y:
+            axes.set_yscale("log")
+        axes.set(xlabel=self.x_label, ylabel=axis_label)
+        outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(lines) > _LEGEND_INSIDE else {}
+        axes.legend(fontsize="small", **outside)
+
+
+def _draw_bars(axes: Any, lines: Curves, axis_label: str) -> None:
+    """One bar per label, all seeds as points; values close together get no bars, which would have to begin at zero."""
+    everything = [value for line in lines.values() for value in line[None]]
+    close = min(everything) > max(everything) / 2
+    for place, line in enumerate(lines.values()):
+        if close:
+            axes.plot(statistics.fmean(line[None]), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
+        else:
+            axes.barh(place, statistics.fmean(line[None]), color="tab:blue", alpha=0.6)
+        axes.plot(line[None], [place] * len(line[None]), "o", color="black", markersize=3)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.invert_yaxis()
+    axes.set_xlabel(axis_label)

@@ -2,18 +2,18 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import confidence_interval, in_interval
-from papers.engine.processor_time import core_seconds, in_words
+from papers.engine.tables import confidence_interval, core_seconds, in_interval, in_words
 
 AS_RECORDED = "as recorded"
 # Label of a point, and its place on the x axis or None.
 Point = tuple[str, str | None]
 
 
+@dataclass(eq=False, kw_only=True)
 class FactorStudy(Experiment):
     """Two points of an experiment and their difference, as recorded and with one setting at a time changed.
 
@@ -21,7 +21,7 @@ class FactorStudy(Experiment):
 
     Args:
         name: as the user types it.
-        experiment: its name.
+        rows_of: name of the experiment.
         claim: the question.
         first, second: the points, each a label and, where the x axis has places, a place; the difference is second
             minus first, seed by seed.
@@ -33,39 +33,29 @@ class FactorStudy(Experiment):
         key, metric: what is compared in place of the experiment's measurement: a number that its rows have, and its
             name.
         seeds: each row runs once per seed.
-
-    Attributes:
-        base: the experiment, which `load_experiment` sets.
     """
 
-    base: Experiment
+    name: str
+    rows_of: str
+    claim: str
+    first: Sequence[str]
+    second: Sequence[str]
+    fixed: Mapping[str, Settings]
+    factors: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    affected: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    key: str | None = None
+    metric: str | None = None
+    seeds: Sequence[int] = (0, 1, 2)
 
-    def __init__(
-        self,
-        name: str,
-        experiment: str,
-        claim: str,
-        *,
-        first: Sequence[str],
-        second: Sequence[str],
-        fixed: Mapping[str, Settings],
-        factors: Mapping[str, Mapping[str, Settings]] = MappingProxyType({}),
-        where: Mapping[str, Any] = MappingProxyType({}),
-        affected: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        key: str | None = None,
-        metric: str | None = None,
-        seeds: Sequence[int] = (0, 1, 2),
-    ):
-        self.name, self.rows_of, self.claim, self.seeds = name, experiment, claim, seeds
-        self.first, self.second = ((*point, None)[:2] for point in (first, second))
-        self.factors, self.fixed, self.where, self.affected = factors, fixed, where, affected
-        self.key, self._metric = key, metric
-        self.note = f"One setting at a time is changed; all others are those of `{experiment}`."
+    def __post_init__(self) -> None:
+        self.first, self.second = ((*point, None)[:2] for point in (self.first, self.second))
+        self.note = f"One setting at a time is changed; all others are those of `{self.rows_of}`."
 
-    source = property(lambda self: self.base.source)
-    metric = property(lambda self: self._metric or self.base.metric)
-    percent = property(lambda self: self.base.percent)
-    number_format = property(lambda self: self.base.number_format)
+    def attach(self, base: Experiment) -> None:
+        """Set the experiment, whose source and measurement the study has."""
+        self.base, self.source, self.percent, self.number_format = base, base.source, base.percent, base.number_format
+        self.metric = self.metric or base.metric
 
     def rows(self, size: str) -> list[Settings]:
         """The experiment's rows, then those of each level, which have `level` in addition.
@@ -127,6 +117,10 @@ class FactorStudy(Experiment):
             if {self.first, self.second} <= each.keys()
         ]
 
+    def differences(self, rows: Sequence[Settings]) -> list[float]:
+        """Second minus first of each seed that has both, in the unit of the table."""
+        return [(second - first) * self.scale for first, second in self.pairs(rows)]
+
     def own_table(self, rows: Sequence[Settings]) -> str:
         """One line per level: both measurements, their difference with its 95 % interval, seeds, processor time."""
         names = [label if place is None else f"{label}, {place}" for label, place in (self.first, self.second)]
@@ -134,30 +128,20 @@ class FactorStudy(Experiment):
             "| | " + " | ".join(names) + " | difference, 95 % interval | seeds | core time |",
             "|---|---|---|---|---|---|",
         ]
-        scale, form = self.scale_and_form()
         for level, own in self.levels(rows).items():
             pairs = self.pairs(own)
             if not pairs:
                 continue
-            means = [f"{statistics.fmean(side) * scale:{form}}" for side in zip(*pairs, strict=True)]
-            differences = [(second - first) * scale for first, second in pairs]
-            cells = [
-                *means,
-                in_interval(differences, f"+{form}"),
-                str(len(pairs)),
-                in_words(sum(map(core_seconds, own))),
-            ]
-            lines.append(f"| {level} | {' | '.join(cells)} |")
+            means = [f"{statistics.fmean(side) * self.scale:{self.form}}" for side in zip(*pairs, strict=True)]
+            spread = in_interval(self.differences(own), f"+{self.form}")
+            time = in_words(sum(map(core_seconds, own)))
+            lines.append(f"| {level} | {' | '.join([*means, spread, str(len(pairs)), time])} |")
         return "\n".join(lines) + "\n"
 
-    def scale_and_form(self) -> tuple[int, str]:
-        return (100, ".1f") if self.percent else (1, self.number_format or ".3f")
-
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """The difference at each level: the seeds, their mean and its interval."""
-        scale, _ = self.scale_and_form()
-        levels = {level: self.pairs(own) for level, own in self.levels(rows).items()}
-        levels = {level: [(b - a) * scale for a, b in pairs] for level, pairs in levels.items() if pairs}
+        found = {level: self.differences(own) for level, own in self.levels(rows).items()}
+        levels = {level: values for level, values in found.items() if values}
         for place, values in enumerate(levels.values()):
             axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
             low, high = confidence_interval(values) or (values[0], values[0])
@@ -170,4 +154,3 @@ class FactorStudy(Experiment):
         # Below the whole figure, as the names may be longer than the axes.
         text = f"{self.second[0]}\nminus {self.first[0]}\n{unit}"
         axes.figure.supxlabel(text, fontsize="small")
-        return True

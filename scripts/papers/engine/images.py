@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 
 from hf_recurrent import PixelSequences, hash_integers, sequential_cifar10, sequential_mnist
+from papers.engine.experiment import Settings
 
-# Share of images that trains where they are divided; the others test.
-_TRAINING_SHARE = 0.85
+# Share of a data set that trains where it is divided; the others test.
+TRAINING_SHARE = 0.85
 
 
 def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[PixelSequences, PixelSequences, str]:
@@ -34,23 +35,36 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
         ) from error
     try:
         train = read(directory, "train")
+        words = f"{len(train):,} training images"
     except FileNotFoundError:
         if dataset != "mnist":
             raise
         total = len(test)
         train, test = _divided(test)
         words = f"{len(train):,} of the {total:,} test images to train, as the training set is not at hand"
-    else:
-        words = f"{len(train):,} training images"
     if is_tuning:
         train, test = _divided(train)
     return train, test, f"{words}; {len(test):,} others to judge"
 
 
+def load_pixels(settings: Settings) -> tuple[PixelSequences, PixelSequences, str]:
+    """[`load_images`] of a row's `dataset` and `data`, averaged by its `pooling`, and with `padding` if it has any."""
+    train, test, words = load_images(settings["dataset"], settings["data"], settings.get("is_tuning", False))
+    if settings["pooling"] > 1:
+        train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
+    if settings.get("padding"):
+        train, test = (padded(data, settings["padding"]) for data in (train, test))
+    return train, test, words
+
+
+def divided_numbers(count: int) -> list[np.ndarray]:
+    """Numbers of the examples that train, and of those that test where a data set is divided, in random orders."""
+    order = np.argsort(hash_integers(0, np.arange(count)))
+    return np.split(order, [int(count * TRAINING_SHARE)])
+
+
 def _divided(data: PixelSequences) -> tuple[PixelSequences, PixelSequences]:
-    order = np.argsort(hash_integers(0, np.arange(len(data))))
-    parts = np.split(order, [int(len(data) * _TRAINING_SHARE)])
-    return tuple(_like(data, data.images[part], data.labels[part]) for part in parts)
+    return tuple(_like(data, data.images[part], data.labels[part]) for part in divided_numbers(len(data)))
 
 
 def _like(data: PixelSequences, images: np.ndarray, labels: np.ndarray) -> PixelSequences:

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hf_recurrent import ByteTexts, ListOps, PixelSequences, byte_text_classification, collate_sequences, hash_integers
 from papers.engine.experiment import Settings
-from papers.engine.images import average_pooled, load_images
+from papers.engine.images import TRAINING_SHARE, divided_numbers, load_pixels
 from papers.engine.supervised import train_supervised
-from papers.engine.tuning import is_tuning
 
 # Packages whose sources are the two classes of texts where none are given.
 _PACKAGES = ("torch", "transformers")
-_TRAINING_SHARE = 0.85
+# The largest number of files of a package, and of excerpts of a file, evenly spread.
+_NUM_FILES, _PER_FILE = 400, 8
 # Size → kind → settings of a row: what is at hand, and what the papers have.
 DATA: dict[str, dict[str, Settings]] = {
     "small": {
@@ -52,9 +52,7 @@ def load_sequences(settings: Settings) -> tuple[Dataset, Dataset]:
 
 
 def _pixels(settings: Settings) -> tuple[Dataset, Dataset]:
-    train, test, _ = load_images(settings["dataset"], settings["data"], is_tuning(settings))
-    if settings["pooling"] > 1:
-        train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
+    train, test, _ = load_pixels(settings)
     if settings.get("as_ids"):
         train, test = (PixelSequences(data.images, data.labels, as_ids=True) for data in (train, test))
     return train, test
@@ -73,12 +71,14 @@ def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
             raise FileNotFoundError(
                 f"`texts` is {settings['texts']!r}, but {error}; name the folder with --override texts=FOLDER."
             ) from error
-    return _divided(train) if is_tuning(settings) else (train, test)
+    if settings.get("is_tuning"):
+        train, test = (Subset(train, part.tolist()) for part in divided_numbers(len(train)))
+    return train, test
 
 
 def _list_ops(settings: Settings) -> tuple[Dataset, Dataset]:
     """The same expressions for all seeds, which belong to the models."""
-    judging = "validation" if is_tuning(settings) else "test"
+    judging = "validation" if settings.get("is_tuning") else "test"
     train = ListOps(settings["num_examples"], "train", **settings["list_ops"])
     return train, ListOps(settings["num_tested"], judging, **settings["list_ops"])
 
@@ -117,31 +117,21 @@ def accuracy(model: Any, data: Dataset, num_tested: int, batch_size: int = 100) 
     return right / count
 
 
-def package_texts(length: int, split: str, num_files: int = 400, per_file: int = 8) -> ByteTexts:
+def package_texts(length: int, split: str) -> ByteTexts:
     """Excerpts of `length` bytes from source files of two packages that we depend on; the class is the package, and
-    files are in one split only.
-
-    Args:
-        num_files, per_file: the largest number of files of a package, and of excerpts of a file, evenly spread.
-    """
+    files are in one split only."""
     texts, labels = [], []
     for label, package in enumerate(_PACKAGES):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations
         files = sorted(Path(folder).rglob("*.py"))
-        files = files[:: max(len(files) // num_files, 1)][:num_files]
-        chosen = hash_integers(0, np.arange(len(files))) % np.uint64(100) < 100 * _TRAINING_SHARE
+        files = files[:: max(len(files) // _NUM_FILES, 1)][:_NUM_FILES]
+        chosen = hash_integers(0, np.arange(len(files))) % np.uint64(100) < 100 * TRAINING_SHARE
         for path, trains in zip(files, chosen.tolist(), strict=True):
             if trains == (split == "train"):
                 content = path.read_bytes()
                 starts = range(0, len(content) - length + 1, length)
-                step = max(len(starts) // per_file, 1)
-                excerpts = [content[start : start + length] for start in starts[::step][:per_file]]
+                step = max(len(starts) // _PER_FILE, 1)
+                excerpts = [content[start : start + length] for start in starts[::step][:_PER_FILE]]
                 texts += excerpts
                 labels += [label] * len(excerpts)
     return ByteTexts(texts, labels, list(_PACKAGES), name="packages")
-
-
-def _divided(data: Any) -> tuple[Dataset, Dataset]:
-    order = np.argsort(hash_integers(0, np.arange(len(data)))).tolist()
-    cut = int(len(data) * _TRAINING_SHARE)
-    return Subset(data, order[:cut]), Subset(data, order[cut:])

@@ -11,10 +11,9 @@ from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.factors import AS_RECORDED, FactorStudy
-from papers.engine.intervals import confidence_interval
-from papers.engine.processor_time import core_seconds
-from papers.engine.report import command_line, markdown_table, plot, section, update_section
-from papers.engine.rows_file import find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.report import command_line, markdown_table, section, update_section, write_report
+from papers.engine.rows_file import found_rows, read_rows, report_path, rows_path
+from papers.engine.tables import confidence_interval, core_seconds, markdown
 
 SIZE = "small"
 CLAIMS = Path(__file__).parents[1] / "claims.toml"
@@ -27,8 +26,7 @@ _COMMAND = re.compile(r"```bash\n(.*?)\n```", re.DOTALL)
 def recorded_rows(experiment: Experiment, seeds: Sequence[int], folder: Path) -> list[Settings]:
     """The finished rows of an experiment or study at the small size, in order."""
     stored = read_rows(rows_path(experiment, SIZE, folder))
-    wanted = [{**row, "seed": seed} for seed in seeds for row in experiment.rows(SIZE)]
-    return [row for settings in wanted if (row := find_row(stored, settings)) is not None]
+    return found_rows(stored, [{**row, "seed": seed} for seed in seeds for row in experiment.rows(SIZE)])
 
 
 def sections_of(page: Path) -> dict[str, str]:
@@ -67,18 +65,12 @@ def write_pages(results: Path) -> None:
         names = [*old, *(study.name for study in STUDIES.values() if study.rows_of in old and study.name not in old)]
         for name in names:
             experiment = load_experiment(name)
-            _write_report(experiment, folder, old.get(name))
+            rows = recorded_rows(experiment, _command_and_seeds(experiment, old.get(name))[1], folder)
+            path = report_path(experiment, SIZE, folder)
+            if not path.exists() or path.read_text(encoding="utf-8") != markdown_table(experiment, rows):
+                write_report(experiment, rows, path)
             update_section(page, f"{name} {SIZE}", computed_section(experiment, folder, old.get(name)))
     update_section(results, "claims", claims_table(folder))
-
-
-def _write_report(experiment: Experiment, folder: Path, text: str | None) -> None:
-    """Write table and plot of an experiment or study if its table has changed."""
-    rows = recorded_rows(experiment, _command_and_seeds(experiment, text)[1], folder)
-    path, table = report_path(experiment, SIZE, folder), markdown_table(experiment, rows)
-    if not path.exists() or path.read_text(encoding="utf-8") != table:
-        write_text(table, path)
-        plot(experiment, rows, path.with_suffix(".png"))
 
 
 def read_claims() -> list[dict[str, Any]]:
@@ -89,9 +81,7 @@ def read_claims() -> list[dict[str, Any]]:
 def claims_table(folder: Path) -> str:
     """One line per claim: verdict with its interval, what was seen, cause, seeds, figure, command, hours."""
     header = ["claim", "verdict", "seen", "cause", "seeds", "figure", "command", "core hours"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(_claim_cells(claim, folder)) + " |" for claim in read_claims()]
-    return "\n".join(lines) + "\n"
+    return markdown([header, *(list(_claim_cells(claim, folder)) for claim in read_claims())])
 
 
 def _claim_cells(claim: dict[str, Any], folder: Path) -> Iterator[str]:
@@ -132,8 +122,7 @@ def _seeds(rows: Sequence[Settings]) -> int:
 
 def difference(study: FactorStudy, rows: Sequence[Settings], level: str) -> str:
     """The difference of a study at a level with its 95 % interval, in words."""
-    scale, form = study.scale_and_form()
-    values = [(second - first) * scale for first, second in study.pairs(study.levels(rows)[level])]
+    values, form = study.differences(study.levels(rows)[level]), study.form
     bounds = confidence_interval(values)
     # The unit of a metric such as "training loss, nats per bit", "held-out bits per byte" or "cosine to the …".
     unit = study.metric.rpartition(", ")[2].rpartition("held-out ")[2].partition(" to the ")[0]

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import half_width
-from papers.engine.processor_time import core_seconds
 from papers.engine.rows_file import write_text
-
-# With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.
-_LEGEND_INSIDE, _TICKS = 6, 8
+from papers.engine.tables import core_seconds, half_width, markdown
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
@@ -33,16 +29,16 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     paired = [f"minus {experiment.reference}, seed by seed"] if differences else []
     has_paper = not experiment.paper.keys().isdisjoint(curves)
     header += [*(["paper"] if has_paper else []), *paired, *further]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines = [header]
     for label, line in curves.items():
         cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
         cells += [experiment.paper.get(label, "-")] if has_paper else []
-        cells += [_signed(differences.get(label), experiment)] if paired else []
+        cells += [_cell(differences.get(label), experiment, signed=True)] if paired else []
         # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
         row = max((name for name in details if label.startswith(name)), key=len, default=None)
         cells += [details.get(row, {}).get(column, "-") for column in further]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown(lines)
 
 
 def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, list[float]]:
@@ -56,17 +52,12 @@ def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, 
     return {label: pair for label, pair in pairs.items() if pair and label != experiment.reference}
 
 
-def _signed(values: list[float] | None, experiment: Experiment) -> str:
-    cell = _cell(values, experiment)
-    return f"+{cell}" if values and statistics.fmean(values) > 0 else cell
-
-
-def _cell(values: list[float] | None, experiment: Experiment) -> str:
+def _cell(values: list[float] | None, experiment: Experiment, signed: bool = False) -> str:
     if not values:
         return "-"
-    scale, form = (100, ".1f") if experiment.percent else (1, experiment.number_format or ".3f")
-    half = half_width(values)
-    return f"{statistics.fmean(values) * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
+    scale, form, mean, half = experiment.scale, experiment.form, statistics.fmean(values), half_width(values)
+    cell = f"{mean * scale:{form}}" + ("" if half is None else f" ± {half * scale:{form}}")
+    return f"+{cell}" if signed and mean > 0 else cell
 
 
 def command_line(
@@ -83,7 +74,7 @@ def command_line(
 
 
 class _Values(list):
-    """One setting of all rows that have it; formats as its different values, joined by "or"."""
+    """All rows, or one setting of those that have it, which formats as its different values, joined by "or"."""
 
     def __init__(self, values: Iterable[Any]):
         super().__init__(each for value in values for each in (value if isinstance(value, list) else [value]))
@@ -95,18 +86,9 @@ class _Values(list):
         return " or ".join(dict.fromkeys(format(value, spec) for value in self)) or "-"
 
 
-class _ValuesByName(dict):
-    """Setting → its values; no values of those that only rows of another size have."""
-
-    def __missing__(self, key: str) -> _Values:
-        return _Values([])
-
-
 def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
     """The experiment's note with the settings of its rows."""
-    keys = {key for row in rows for key in row}
-    values = {key: _Values(row[key] for row in rows if key in row) for key in keys}
-    return experiment.note.format_map(_ValuesByName(values))
+    return experiment.note.format_map(_Values(rows))
 
 
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:
@@ -140,8 +122,16 @@ def update_section(page: Path, key: str, text: str) -> None:
     write_text(content, page)
 
 
+def write_report(experiment: Experiment, rows: Sequence[Settings], path: Path) -> str:
+    """Write an experiment's table, with its plot next to it; return the table."""
+    table = markdown_table(experiment, rows)
+    write_text(table, path)
+    plot(experiment, rows, path.with_suffix(".png"))
+    return table
+
+
 def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
-    """Save the experiment's own figure, or the table's lines over the x axis, or one bar per label."""
+    """Save the experiment's figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,8 +139,7 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     from PIL import Image
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    if not experiment.draw(axes, rows):
-        draw_table(experiment, rows, axes)
+    experiment.draw(axes, rows)
     for each in figure.axes:
         if not each.images:
             each.grid(alpha=0.3)
@@ -159,46 +148,3 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     pyplot.close(figure)
     with Image.open(path) as image:  # a palette: a third of the size
         image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
-def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
-    """Draw the table on matplotlib axes: lines over the x axis, or one bar per label."""
-    curves = experiment.curves(rows)
-    draw = _draw_bars if experiment.x_label is None else _draw_lines
-    draw(experiment, curves, axes, experiment.metric + (" (%)" if experiment.percent else ""))
-
-
-def _draw_bars(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
-    """One bar per label, all seeds as points; values close together get no bars, which would have to begin at zero."""
-    scale = 100 if experiment.percent else 1
-    everything = [value for line in curves.values() for value in line[None]]
-    close = min(everything) > max(everything) / 2
-    for place, line in enumerate(curves.values()):
-        values = [value * scale for value in line[None]]
-        if close:
-            axes.plot(statistics.fmean(values), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
-        else:
-            axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
-        axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
-    axes.set_yticks(range(len(curves)), list(curves))
-    axes.invert_yaxis()
-    axes.set_xlabel(axis_label)
-
-
-def _draw_lines(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
-    scale = 100 if experiment.percent else 1
-    for label, line in curves.items():
-        places = sorted(line)
-        means = [statistics.fmean(line[place]) * scale for place in places]
-        axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
-    if experiment.log_x:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    ticks = sorted({place for line in curves.values() for place in line})
-    if len(ticks) <= _TICKS:
-        axes.set_xticks(ticks)
-    if experiment.log_y:
-        axes.set_yscale("log")
-    axes.set(xlabel=experiment.x_label, ylabel=axis_label)
-    outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(curves) > _LEGEND_INSIDE else {}
-    axes.legend(fontsize="small", **outside)

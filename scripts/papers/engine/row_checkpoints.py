@@ -70,37 +70,31 @@ def current_checkpoints() -> RowCheckpoints | None:
 class TimedCheckpoints(TrainerCallback):
     """Saves a checkpoint every `SECONDS_BETWEEN_CHECKPOINTS`, and at the end of a training that saved any.
 
+    Writes a line of progress to standard error once a minute.
+
     Attributes:
         checkpoint: the checkpoint to resume from, or None.
         seconds: duration of the training up to it.
     """
 
-    def __init__(self, folder: Path):
-        self._file = folder / _LAST
+    def __init__(self, folder: Path, row_name: str):
+        self._file, self._row_name = folder / _LAST, row_name
         self.checkpoint: str | None = None
         self.seconds = 0.0
         if self._file.exists():
             last = json.loads(self._file.read_text(encoding="utf-8"))
             self.checkpoint, self.seconds = str(folder / last["checkpoint"]), last["seconds"]
-        self._start = self._saved = time.monotonic()
+        self._start = self._saved = self._written = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        is_due = time.monotonic() - self._saved >= SECONDS_BETWEEN_CHECKPOINTS
+        now = time.monotonic()
+        is_due = now - self._saved >= SECONDS_BETWEEN_CHECKPOINTS
         control.should_save |= is_due or (state.global_step >= state.max_steps and self._file.exists())
+        if now - self._written >= _SECONDS_BETWEEN_LINES:
+            self._written = now
+            sys.stderr.write(f"  {self._row_name}: step {state.global_step:,} of {state.max_steps:,}\n")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved = time.monotonic()
         last = {"checkpoint": f"checkpoint-{state.global_step}", "seconds": self.seconds + self._saved - self._start}
         write_text(json.dumps(last), self._file)
-
-
-class ProgressLines(TrainerCallback):
-    """Writes a line to standard error once a minute."""
-
-    def __init__(self, row_name: str):
-        self._row_name, self._written = row_name, time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if time.monotonic() - self._written >= _SECONDS_BETWEEN_LINES:
-            self._written = time.monotonic()
-            sys.stderr.write(f"  {self._row_name}: step {state.global_step:,} of {state.max_steps:,}\n")

@@ -1,7 +1,9 @@
 """The finished rows, in a JSON file that grows by one row at a time."""
 
+import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,11 @@ from papers.engine.experiment import Experiment
 def rows_path(experiment: Experiment, size: str, output_dir: Path) -> Path:
     """The file of an experiment's rows."""
     return output_dir / f"{(experiment.rows_of or experiment.name).replace('-', '_')}_{size}.json"
+
+
+def tuning_path(path: Path) -> Path:
+    """The file of the comparisons of candidates of the rows in a file."""
+    return path.with_name(f"{path.stem}_tuning.json")
 
 
 def report_path(experiment: Experiment, size: str, output_dir: Path) -> Path:
@@ -46,6 +53,16 @@ def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, 
     given = {name: value for name, value in settings.items() if name not in chosen}
     level = settings.get("level")
     return next((row for row in rows if row.get("level") == level and given.items() <= row.items()), None)
+
+
+def found_rows(rows: list[dict[str, Any]], wanted: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The finished rows with these settings, in the order of the settings."""
+    return [row for settings in wanted if (row := find_row(rows, settings)) is not None]
+
+
+def row_key(row: dict[str, Any]) -> str:
+    """A hash of a row's settings."""
+    return hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:

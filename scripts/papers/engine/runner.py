@@ -1,8 +1,6 @@
 """Run the missing rows of an experiment, several at a time, and save each as it finishes."""
 
-import hashlib
 import io
-import json
 import multiprocessing
 import os
 import subprocess
@@ -17,10 +15,19 @@ from typing import Any
 
 from papers.engine.durations import estimate
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.processor_time import in_words
-from papers.engine.report import command_line, markdown_table, plot, section, update_section
+from papers.engine.report import command_line, section, update_section, write_report
 from papers.engine.row_checkpoints import row_checkpoints
-from papers.engine.rows_file import add_row, find_row, read_rows, report_path, rows_path, write_text
+from papers.engine.rows_file import (
+    add_row,
+    find_row,
+    found_rows,
+    read_rows,
+    report_path,
+    row_key,
+    rows_path,
+    tuning_path,
+)
+from papers.engine.tables import in_words
 from papers.engine.tuning import tuned, tuning_rows
 
 UNFINISHED = ".unfinished"
@@ -77,39 +84,47 @@ def reproduce(
     Raises:
         ValueError: an override that no row has or of another type, a label that no row has, or a damaged file of rows.
     """
-    overrides, workers = overrides or {}, workers or Workers()
+    overrides = overrides or {}
     seeds = experiment.default_seeds(size) if seeds is None else seeds
     chosen = chosen_rows(experiment.rows(size), overrides, only)
     wanted = [{**row, "seed": seed} for seed in seeds for row in chosen]
     path = rows_path(experiment, size, output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    stored = read_rows(path)
-    missing = [settings for settings in wanted if find_row(stored, settings) is None]
-    print(f"{len(wanted) - len(missing)} of {len(wanted)} rows are done; {len(missing)} to run.", flush=True)
-    plain = [{key: value for key, value in row.items() if key != "seed"} for row in missing]
-    compared = [tuning_rows(experiment, size, row, overrides) for row in plain]
-    trials = list({json.dumps(row, sort_keys=True): row for rows in compared for row in rows}.values())
-    finished = _run_missing(experiment, trials, path.with_name(f"{path.stem}_tuning.json"), workers, "candidate ")
-    rates = [[find_row(finished, row) for row in rows] for rows in compared]
-    ready = [tuned(experiment, *pair) for pair in zip(missing, rates, strict=True) if None not in pair[1]]
-    stored = _run_missing(experiment, ready, path, workers)
-    rows = [row for settings in wanted if (row := find_row(stored, settings)) is not None]
+    rows = found_rows(_run_wanted(experiment, size, wanted, path, overrides, workers or Workers()), wanted)
     if not rows:
         print("No row is finished yet; other processes run them, or the time is over.")
         return rows
     report = report_path(experiment, size, output_dir)
-    table = markdown_table(experiment, rows)
-    write_text(table, report)
-    plot(experiment, rows, report.with_suffix(".png"))
+    table, picture = write_report(experiment, rows, report), report.with_suffix(".png")
     if page is not None:
-        picture = Path(os.path.relpath(report.with_suffix(".png"), page.parent)).as_posix()
+        link = Path(os.path.relpath(picture, page.parent)).as_posix()
         command = command_line(experiment, size, seeds, only, overrides)
-        update_section(page, f"{experiment.name} {size}", section(experiment, size, rows, picture, command))
-    saved = f"Saved {path}, {report} and {report.with_suffix('.png').name}"
-    print(f"\n{table}\n{saved}" + (f" and the section of {page}" if page else ""))
+        update_section(page, f"{experiment.name} {size}", section(experiment, size, rows, link, command))
+    saved = f"Saved {path}, {report} and {picture.name}" + (f" and the section of {page}" if page else "")
+    print(f"\n{table}\n{saved}")
     if len(rows) < len(wanted):
         print(f"{len(wanted) - len(rows)} of {len(wanted)} rows are left; to continue, rerun the same command.")
     return rows
+
+
+def _run_wanted(
+    experiment: Experiment,
+    size: str,
+    wanted: Sequence[Settings],
+    path: Path,
+    overrides: dict[str, Any],
+    workers: Workers,
+) -> list[Settings]:
+    """Run the missing rows, each with the best of its candidates, and return all rows of the file."""
+    stored = read_rows(path)
+    missing = [settings for settings in wanted if find_row(stored, settings) is None]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} rows are done; {len(missing)} to run.", flush=True)
+    compared = [tuning_rows(experiment, size, row, overrides) for row in missing]
+    trials = list({row_key(row): row for rows in compared for row in rows}.values())
+    finished = _run_missing(experiment, trials, tuning_path(path), workers, "candidate ")
+    rates = [[find_row(finished, row) for row in rows] for rows in compared]
+    ready = [tuned(experiment, *pair) for pair in zip(missing, rates, strict=True) if None not in pair[1]]
+    return _run_missing(experiment, ready, path, workers)
 
 
 def _run_missing(
@@ -130,10 +145,11 @@ def _run_missing(
         stored = add_row({**settings, **results}, path, unfinished / "rows.lock")
         left = [row for row in rows if find_row(stored, row) is None]
         # Stored rows with other settings, such as another size's, say nothing about these.
-        finished = [row for settings in rows if (row := find_row(stored, settings)) is not None]
+        finished = found_rows(stored, rows)
         rest = f"; about {in_words(estimate(experiment, left, finished) / workers.processes)} left" if left else ""
-        measured = f"{_short(results['value'])} {experiment.metric}"
-        print(f"{name}: {measured}, {results['seconds']} s{rest}", flush=True)
+        value = results["value"]
+        parts = [f"{key} {each:.3f}" for key, each in value.items()] if isinstance(value, dict) else [f"{value:.4f}"]
+        print(f"{name}: {', '.join(parts)} {experiment.metric}, {results['seconds']} s{rest}", flush=True)
     _remove_empty(unfinished)
     return read_rows(path)
 
@@ -158,7 +174,8 @@ def chosen_rows(rows: list[Settings], overrides: dict[str, Any], only: Sequence[
         if not known:
             keys = sorted({key for row in rows for key in row} - {"label"})
             raise ValueError(f"--override has {key!r}; the rows' settings are {', '.join(keys)}.")
-        if not any(_has_type_of(value, other) for other in known):
+        # An integer may stand for a fraction.
+        if not any(type(value) is type(other) or (type(value), type(other)) == (int, float) for other in known):
             raise ValueError(f"--override has {key}={value!r}; it must be of the type of {known[0]!r}.")
     for part in only:
         if not any(part in row["label"] for row in rows):
@@ -167,11 +184,6 @@ def chosen_rows(rows: list[Settings], overrides: dict[str, Any], only: Sequence[
     rows = [{key: overrides.get(key, value) for key, value in row.items()} for row in rows]
     # Overrides may have made rows equal.
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
-
-
-def _has_type_of(value: Any, other: Any) -> bool:
-    """True if both are of one type, or `value` is an integer and `other` a fraction."""
-    return type(value) is type(other) or (type(value) is int and type(other) is float)
 
 
 def _run_all(
@@ -216,9 +228,8 @@ def run_row(experiment: Experiment, settings: Settings, path: Path, threads: int
         import torch
 
         torch.set_num_threads(threads)
-    key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
     name = f"{experiment.row_name(settings)}, seed {settings['seed']}"
-    with row_checkpoints(path.parent / UNFINISHED / path.stem / key, name) as is_ours:
+    with row_checkpoints(path.parent / UNFINISHED / path.stem / row_key(settings), name) as is_ours:
         if not is_ours or find_row(read_rows(path), settings) is not None:
             return None
         begin = time.process_time()
@@ -240,9 +251,3 @@ def current_commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{place} {number:.3f}" for place, number in value.items())
-    return f"{value:.4f}"

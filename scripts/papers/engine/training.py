@@ -28,13 +28,16 @@ from hf_recurrent import (
     evaluate_bits_per_byte,
     load_corpus,
 )
+from papers.engine.durations import short_trainings
 from papers.engine.experiment import Settings
-from papers.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
-from papers.engine.row_times import StepClock, short_trainings
-from papers.engine.tuning import is_tuning
+from papers.engine.row_checkpoints import TimedCheckpoints, current_checkpoints
 
 # Fields of `TrainingArguments`, as a row's `arguments`.
 CONSTANT_RATE: Settings = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+# The papers' text, for [`split_corpus`].
+TINY_STORIES: Settings = {
+    "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000
+}  # fmt: skip
 
 
 @contextmanager
@@ -74,7 +77,7 @@ def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
         corpus, held_out = load_corpus(source), load_corpus(source, split=own_split)
     else:
         corpus, held_out = load_corpus(source).split()
-    if is_tuning(settings):
+    if settings.get("is_tuning"):
         corpus, held_out = corpus.split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
@@ -103,13 +106,15 @@ def train(
     data: EpisodeSource,
     settings: Settings,
     held_out: EpisodeSource | None = None,
+    trainer: Any = MultiStreamTrainer,
+    arguments_class: type[MultiStreamTrainingArguments] = MultiStreamTrainingArguments,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Train with [`MultiStreamTrainer`] by a row's `learning_rate`, `seed` and `arguments`, which are other fields
-    of its arguments; see [`run_trainer`] for the rest. `held_out` is evaluated if the arguments ask for it."""
+    """Train by a row's `learning_rate`, `seed` and `arguments`, which are other fields of `arguments_class`; see
+    [`run_trainer`] for the rest. `held_out` is evaluated if the arguments ask for it."""
     return run_trainer(
-        lambda args: MultiStreamTrainer(model, args, train_corpus=data, eval_corpus=held_out),
-        MultiStreamTrainingArguments,
+        lambda args: trainer(model, args, train_corpus=data, eval_corpus=held_out),
+        arguments_class,
         learning_rate=settings["learning_rate"],
         seed=settings["seed"],
         **arguments,
@@ -117,20 +122,34 @@ def train(
     )
 
 
-def train_in_streams(preset: str, fields: Settings, settings: Settings) -> dict[str, Any]:
-    """Train a new model of a preset on a row's `corpus`, in its `streams` with its `block_size`.
+def train_in_streams(
+    preset: str,
+    fields: Settings,
+    settings: Settings,
+    block_size: int,
+    *trainer: Any,
+    evaluate: Callable[[PreTrainedModel, Corpus], Any] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train a new model of a preset on a row's `corpus`, in its `streams`; `trainer` and `arguments` as for [`train`].
 
     Returns:
-        The results of [`train`], the `bytes` read, and as `value` the held-out bits per byte.
+        The results of [`train`], the `bytes` read, and as `value` the result of `evaluate` on held-out text: by
+        default its bits per byte.
     """
     corpus, held_out = split_corpus(settings)
     model = build_model(preset, corpus.vocab_size, settings["seed"], **fields)
-    step_bytes = settings["streams"] * settings["block_size"]
+    step_bytes = settings["streams"] * block_size * arguments.get("gradient_accumulation_steps", 1)
     steps = steps_of(settings, corpus, step_bytes)
-    sizes = {"per_device_train_batch_size": settings["streams"], "block_size": settings["block_size"]}
-    results = train(model, corpus, settings, steps=steps, **sizes)
+    sizes = {"per_device_train_batch_size": settings["streams"], "block_size": block_size}
+    results = train(model, corpus, settings, None, *trainer, steps=steps, **sizes, **arguments)
     num_bytes = settings.get("bytes", steps * step_bytes)
-    return {"bytes": num_bytes, **results, "value": held_out_bits(model, held_out)}
+    return {"bytes": num_bytes, **results, "value": (evaluate or held_out_bits)(model, held_out)}
+
+
+def logged(trainer: Trainer, name: str) -> dict[int, float]:
+    """Optimizer step → a measurement in the trainer's log."""
+    return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 
 def held_out_bits(model: PreTrainedModel, held_out: Corpus, **options: Any) -> float:
@@ -171,21 +190,18 @@ def run_trainer(
     row, short = current_checkpoints(), short_trainings()
     with tempfile.TemporaryDirectory() as temporary:
         directory = str(row.next_training()) if row else temporary
-        trained_steps = short.steps(steps) if short else steps
-        trainer = build(training_arguments(arguments_class, directory, trained_steps, arguments))
+        trainer = build(training_arguments(arguments_class, directory, steps, arguments))
         checkpoint, earlier = None, 0.0
         if row:
-            timed = TimedCheckpoints(Path(directory))
+            timed = TimedCheckpoints(Path(directory), row.row_name)
             checkpoint, earlier = timed.checkpoint, timed.seconds
             trainer.add_callback(timed)
-            trainer.add_callback(ProgressLines(row.row_name))
         if short:
-            clock = StepClock()
-            trainer.add_callback(clock)
+            trainer.add_callback(short)
         with measured_run(earlier) as record:
             trainer.train(resume_from_checkpoint=checkpoint)
         if short:
-            short.count(trainer, clock, steps)
+            short.count(trainer)
         measured = {} if measure is None else {"measured": measure(trainer)}
     return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}
 

@@ -1,11 +1,10 @@
 """Choose between a row's candidates, such as learning rates, on data that does not judge."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
 
-# Generated tasks draw other examples with it; texts and images hold out another part (see `is_tuning`).
+# Generated tasks draw other examples with it; texts and images hold out another part, by `is_tuning`.
 TUNING_SEED = 1000
 
 
@@ -25,17 +24,8 @@ def tuning_rows(experiment: Experiment, size: str, row: Settings, overrides: Col
 
 
 def tuned(experiment: Experiment, row: Settings, finished: Sequence[Settings]) -> Settings:
-    """The row with the best of its candidates, by the finished rows of [`tuning_rows`] in their order."""
+    """The row with the best of its candidates, by the finished rows of [`tuning_rows`] in their order, or without them
+    with the first."""
     candidates = row.get("candidates", [{}])
     best = min(range(len(finished)), key=lambda n: experiment.tuning_loss(finished[n]), default=0)
     return {**row, **candidates[best]}
-
-
-def untuned(row: Settings) -> Settings:
-    """The row with the first of its candidates."""
-    return {**row, **row.get("candidates", [{}])[0]}
-
-
-def is_tuning(settings: dict[str, Any]) -> bool:
-    """True for rows whose data must not be those that judge."""
-    return settings.get("is_tuning", False)

@@ -16,23 +16,29 @@ import numpy as np
 
 from hf_recurrent import Corpus, OnlineLearner, load_corpus
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import in_interval
-from papers.engine.processor_time import core_seconds
+from papers.engine.tables import core_seconds, in_interval
 from papers.engine.training import build_model, measured_run
 
 ORDER = ("english", "python", "genome", "python", "english")
-# Rules with an update after each byte, or after 16, and the learning rates of each optimizer.
-RULES: dict[str, Settings] = {
-    "RTRL, AdamW": {"rule": "rtrl", "stride": 1, "optimizer": "adamw"},
-    "RTRL, RMSprop": {"rule": "rtrl", "stride": 1, "optimizer": "rmsprop"},
-    "immediate derivatives, AdamW": {"rule": "truncated", "stride": 1, "optimizer": "adamw"},
-    "immediate derivatives, RMSprop": {"rule": "truncated", "stride": 1, "optimizer": "rmsprop"},
-    "truncated to 16 bytes, AdamW": {"rule": "truncated", "stride": 16, "optimizer": "adamw"},
-}
 RATES = {"adamw": (3e-4, 1e-3, 3e-3), "rmsprop": (3e-6, 3e-5, 3e-4)}
 # Records per window: the disjoint ones make the mean of a segment, all of them the curve.
 _RECORDS = 4
 _EPISODE = 5000  # bases per episode of the random genome
+
+
+def rule_settings(rule: str, stride: int, optimizer: str) -> Settings:
+    """Settings of rows with a rule, an update after each `stride` bytes, and an optimizer with its learning rates."""
+    candidates = [{"learning_rate": rate} for rate in RATES[optimizer]]
+    return {"rule": rule, "stride": stride, "optimizer": optimizer, "candidates": candidates}
+
+
+RULES: dict[str, Settings] = {
+    "RTRL, AdamW": rule_settings("rtrl", 1, "adamw"),
+    "RTRL, RMSprop": rule_settings("rtrl", 1, "rmsprop"),
+    "immediate derivatives, AdamW": rule_settings("truncated", 1, "adamw"),
+    "immediate derivatives, RMSprop": rule_settings("truncated", 1, "rmsprop"),
+    "truncated to 16 bytes, AdamW": rule_settings("truncated", 16, "adamw"),
+}
 
 
 class Drift(Experiment):
@@ -88,7 +94,7 @@ class Drift(Experiment):
         cells = ", ".join(f"{before:.2f} → {after:.2f}" for before, after in zip(first, last, strict=True))
         return {**super().details(rows), "first → last window of each segment": cells}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         """Windowed bits per byte over the stream, with the switches marked; all seeds."""
         colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(row["label"] for row in rows))}
         for row in rows:
@@ -100,7 +106,6 @@ class Drift(Experiment):
             axes.text(begin, 0.99, f" {name}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")
         axes.set(xlabel="bytes read", ylabel=f"bits per byte, last {rows[0]['window']:,} bytes")
         axes.figure.legend(fontsize="small", loc="outside lower center", ncols=len(colours))
-        return True
 
 
 class DriftRules(Drift):
@@ -116,12 +121,6 @@ class DriftRules(Drift):
         "paper": {"preset": "memora-s0", "fields": {}, "segment_bytes": 1_000_000, "window": 20_000},
     }  # fmt: skip
     tuning = {"small": {"segment_bytes": 4000}, "paper": {"segment_bytes": 100_000}}
-
-    def rows(self, size: str) -> list[Settings]:
-        return [
-            row | {"candidates": [{"learning_rate": rate} for rate in RATES[row["optimizer"]]]}
-            for row in super().rows(size)
-        ]
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         means = [statistics.fmean(row["value"].values()) for row in rows]

@@ -10,11 +10,9 @@ import torch
 
 from hf_recurrent import Copying, FlipFlop, OnlineLearner
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import in_interval
-from papers.engine.processor_time import core_seconds
+from papers.engine.tables import core_seconds, in_interval
 from papers.engine.training import build_model, measured_run
-from papers.engine.tuning import is_tuning
-from papers.learner.drift import RATES, RULES
+from papers.learner.drift import RULES, rule_settings
 
 TASKS: dict[str, Settings] = {
     "flip-flop": {"length": 64, "p_ignore": 0.8},
@@ -25,7 +23,7 @@ _DIGIT = ord("0")
 UNITS: dict[str, dict[str, Settings]] = {
     "glru": RULES,
     "gru": {
-        "SnAp-1, AdamW": {"rule": "snap1", "stride": 1, "optimizer": "adamw"},
+        "SnAp-1, AdamW": rule_settings("snap1", 1, "adamw"),
         **{label: rule for label, rule in RULES.items() if rule["rule"] == "truncated"},
     },
 }
@@ -44,7 +42,6 @@ class TaskRules(Experiment):
             {
                 "label": f"{task}: {unit.upper()}, {label}", "task": task, "task_options": options, "unit": unit,
                 **rule,
-                "candidates": [{"learning_rate": rate} for rate in RATES[rule["optimizer"]]],
                 **self.size_settings(size),
             }
             for task, options in TASKS.items()
@@ -94,7 +91,7 @@ def task_bytes(settings: Settings) -> itertools.chain:
 @torch.no_grad()
 def measure(model: Any, settings: Settings) -> tuple[float, float]:
     """Accuracy, and mean bits of what is asked, on examples that were not learned from."""
-    split = "validation" if is_tuning(settings) else "test"
+    split = "validation" if settings.get("is_tuning") else "test"
     inputs, asked = task_examples(settings, range(settings["num_tested"]), split)
     ids, asked = torch.from_numpy(inputs), torch.from_numpy(asked[:, :-1])
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits[asked]

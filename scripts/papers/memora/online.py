@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_recurrent import OnlineTrainer, OnlineTrainingArguments
 from papers.engine.experiment import Curves, Experiment, Settings
-from papers.engine.training import build_model, run_trainer, split_corpus, steps_of
+from papers.engine.training import TINY_STORIES, build_model, logged, split_corpus, steps_of, train
 
 METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
 # Settings of all rows. Short streams of whole files would each hold one file, so the small size has excerpts.
@@ -16,8 +16,7 @@ SIZES: dict[str, Settings] = {
     },
     "paper": {
         "hidden_size": 384, "state_size": 512, "num_hidden_layers": 6,
-        "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "episode_bytes": 0,
-        "eval_bytes": 10_000_000, "optim": "adamw_torch", "bf16": True,
+        "episode_bytes": 0, "optim": "adamw_torch", "bf16": True, **TINY_STORIES,
     },
 }  # fmt: skip
 _SINGLE_STREAM: Settings = {
@@ -60,11 +59,15 @@ class OnlineMemora(Experiment):
         model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["streams"])
         between = max(steps // EVALUATIONS, 1)
-        results = run_trainer(
-            lambda args: OnlineTrainer(model, args, corpus, held_out),
+        results = train(
+            model,
+            corpus,
+            settings,
+            held_out,
+            OnlineTrainer,
             OnlineTrainingArguments,
             steps=steps,
-            measure=read_log,
+            measure=lambda trainer: [logged(trainer, name) for name in ("eval_bits_per_byte", "bits_per_byte")],
             block_size=1,
             per_device_train_batch_size=settings["streams"],
             eval_strategy="steps",
@@ -73,8 +76,8 @@ class OnlineMemora(Experiment):
             per_device_eval_batch_size=32,
             eval_block_size=512,
             bf16=settings.get("bf16", False),
-            **{key: settings[key] for key in ("seed", "method", "optim", "learning_rate")},
-            **settings.get("arguments", {}),
+            method=settings["method"],
+            optim=settings["optim"],
         )
         for key, curve in zip(("value", WHILE_READING), results.pop("measured"), strict=True):
             results[key] = {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
@@ -83,12 +86,3 @@ class OnlineMemora(Experiment):
     def curves(self, rows: Sequence[Settings]) -> Curves:
         reading = [{"label": f"{row['label']}, {WHILE_READING}", "value": row[WHILE_READING]} for row in rows]
         return super().curves([*rows, *reading])
-
-
-def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
-    """Optimizer step → held-out bits per byte, and optimizer step → the same of the bytes read since the last one."""
-    history = trainer.state.log_history
-    return tuple(
-        {entry["step"]: entry[name] for entry in history if name in entry}
-        for name in ("eval_bits_per_byte", "bits_per_byte")
-    )

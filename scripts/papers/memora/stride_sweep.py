@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_recurrent import with_state
 from papers.engine.experiment import Curves, Experiment, Settings
-from papers.engine.training import CONSTANT_RATE, build_model, held_out_bits, split_corpus, steps_of, train
+from papers.engine.training import CONSTANT_RATE, TINY_STORIES, held_out_bits, train_in_streams
 
 # Stock code pads blocks to whole chunks: on a CPU, the default of 256 steps takes gigabytes at small strides, and at
 # T = 2 even 16 take minutes.
@@ -40,8 +40,7 @@ class StrideSweep(Experiment):
         },
         "paper": {
             "epochs": 2.0, "step_bytes": 131_072, "learning_rate": 3e-4, "arguments": CONSTANT_RATE,
-            "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000,
-            "bf16": True,
+            "bf16": True, **TINY_STORIES,
         },
     }  # fmt: skip
 
@@ -72,25 +71,19 @@ class StrideSweep(Experiment):
                 f"`step_bytes` is {settings['step_bytes']}; T = {stride} times {accumulation} accumulation steps must "
                 "divide it."
             )
-        corpus, held_out = split_corpus(settings)
         preset, widths = MODELS[settings["model_size"]][settings["family"]]
         if "chunk_size" in widths:
             widths = widths | {"chunk_size": min(widths["chunk_size"], stride)}
-        model = build_model(preset, corpus.vocab_size, settings["seed"], **widths)
-        steps = steps_of(settings, corpus, settings["step_bytes"])
-        results = train(
-            model,
-            corpus,
-            settings,
-            steps=steps,
+        return train_in_streams(
+            preset,
+            widths,
+            settings | {"streams": settings["step_bytes"] // stride // accumulation},
+            stride,
+            evaluate=lambda model, held_out: measure(model, held_out, settings["regime"], stride),
             regime=settings["regime"],
-            block_size=stride,
-            per_device_train_batch_size=settings["step_bytes"] // stride // accumulation,
             gradient_accumulation_steps=accumulation,
             bf16=settings["bf16"],
         )
-        num_bytes = settings.get("bytes", steps * settings["step_bytes"])
-        return {"bytes": num_bytes, **results, "value": measure(model, held_out, settings["regime"], stride)}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for kind, value in row["value"].items():

@@ -75,9 +75,6 @@ class PredictionSets(Dataset):
     def __len__(self) -> int:
         return self.num_examples
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         """A whole batch, generated at once; the DataLoader calls this where it exists."""
         inputs, _ = self.task.examples(np.asarray(indices))

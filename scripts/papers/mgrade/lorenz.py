@@ -1,15 +1,19 @@
-"""Lorenz attractor from one noisy dimension: mGRADE against minGRU (mGRADE, section 4.1, figure 2)."""
+"""Lorenz attractor from one noisy dimension: mGRADE against minGRU, and principal components of their hidden states
+(mGRADE, section 4.1, appendix A.2, figures 2 and S1)."""
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModel
 
 from hf_recurrent import MgradeConfig
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.pictures import pack, principal_components, split_axes, unpack
 from papers.engine.supervised import Wrapper, train_supervised
 from papers.engine.training import new_model
 from papers.mgrade.lorenz_system import LorenzTrajectories, scaled_error
@@ -28,6 +32,11 @@ _SPAN = 0.8
 OBSERVED = "observed dimension"
 LINEAR, QUADRATIC = "unobserved dimensions, linear readout", "unobserved dimensions, quadratic readout"
 _NEIGHBOURS, _POINTS = 20, 2000
+# The smallest and the largest step with three recorded seeds in the experiment on figure 2.
+COMPONENT_STEPS = (0.02, 0.1)
+_COMPONENTS, _DRAWN = 3, 3
+# Dimensions of the attractor, to be compared with the components.
+_AXES = "xyz"
 
 
 def _models(dt: float) -> dict[str, Settings]:
@@ -162,3 +171,59 @@ def neighbour_overlap(original: torch.Tensor, hidden: torch.Tensor) -> float:
         nearest.append(distances.topk(count, largest=False).indices)
     same = nearest[0].unsqueeze(2) == nearest[1].unsqueeze(1)
     return same.any(2).double().mean().item()
+
+
+class LorenzComponents(LorenzReconstruction):
+    paper = {}
+    lines = {
+        f"{label}, dt {dt}": {"options": SIZES | options, "dt": dt}
+        for dt in COMPONENT_STEPS
+        for label, options in MODELS.items()
+    }
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        model, _, test, results = train_regressor(settings)
+        states = states_and_targets(model.eval(), test)[0].numpy()
+        components = principal_components(states.reshape(-1, states.shape[-1]), _COMPONENTS)
+        drawn = components.reshape(*states.shape[:2], _COMPONENTS)[:_DRAWN]
+        points = torch.from_numpy(test.clean[:, :-1]).flatten(0, 1)
+        return {
+            **results,
+            "value": explained_variance(components, states),
+            "neighbour_overlap": neighbour_overlap(points, torch.from_numpy(components)),
+            "components": pack(drawn),
+        }
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
+        """A row of panels for the attractor and one for each model, three columns for each time step."""
+        rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
+        steps = list(dict.fromkeys(row["dt"] for row in rows))
+        columns = [[row for row in rows if row["dt"] == step] for step in steps]
+        height = 1 + max(map(len, columns))
+        panels = split_axes(axes, height, 3 * len(steps), (5.5 * len(steps), 2.1 * height))
+        for panel in panels:
+            panel.axis("off")
+        for place, same in enumerate(columns):
+            own = [panels[number * 3 * len(steps) + 3 * place :][:3] for number in range(height)]
+            attractor = trajectories(same[0], _DRAWN, "test").clean[:, :-1]
+            _draw_pairs(own[0], attractor, list(_AXES), f"attractor, dt {same[0]['dt']}")
+            for row, triple in zip(same, own[1:], strict=False):
+                names = [f"PC{number} ({100 * share:.0f} %)" for number, share in row["value"].items()]
+                _draw_pairs(triple, unpack(row["components"]).astype(np.float64), names, row["label"])
+
+
+def explained_variance(components: np.ndarray, states: np.ndarray) -> dict[str, float]:
+    """Number of a component → its share of the variance of states (…, M), from their projections (points, numbers)."""
+    whole = states.reshape(-1, states.shape[-1]).var(0).sum()
+    return {str(number): float(variance / whole) for number, variance in enumerate(components.var(0), start=1)}
+
+
+def _draw_pairs(panels: Sequence[Any], tracks: np.ndarray, names: Sequence[str], title: str) -> None:
+    """Draw tracks (trajectories, T, 3), one pair of their numbers in each panel."""
+    for panel, (first, second) in zip(panels, itertools.combinations(range(3), 2), strict=True):
+        panel.axis("on")
+        for track in tracks:
+            # Smooth lines would make the file four times as large.
+            panel.plot(track[:, first], track[:, second], linewidth=0.5, antialiased=False)
+        panel.set(xlabel=names[first], ylabel=names[second], xticks=[], yticks=[])
+    panels[1].set_title(title, fontsize="medium")

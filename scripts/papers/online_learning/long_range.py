@@ -1,6 +1,5 @@
 """Learning rules on sCIFAR, IMDB and ListOps (Online learning of long-range dependencies, Tables 2 and 3)."""
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ PRINTED = {
     "sCIFAR, linear RNN": ("50.6 ± 0.2", "50.5 ± 0.4", "63.7 ± 0.3"),
 }
 _SMALL_MODEL: Settings = {"hidden_size": 64, "state_size": 64, "num_hidden_layers": 2, "dropout": 0.0}
+_CANDIDATES = [{"learning_rate": rate, "options": {"r_min": low}} for rate in (1e-3, 3e-3) for low in (0.0, 0.9)]
 # Size → task → its settings. The paper's are in Table 6, where a grid was searched the candidates.
 TASKS: dict[str, dict[str, Settings]] = {
     "small": {
@@ -35,22 +35,18 @@ TASKS: dict[str, dict[str, Settings]] = {
             **DATA["paper"]["pixels"], "preset": "lru-scifar", "options": {},
             "epochs": 180, "warmup_share": 0.1, "batch_size": 100,
             "candidates": [
-                {"learning_rate": rate, "weight_decay": decay} for rate, decay in product((1e-3, 4e-3), (0.1, 0.5))
+                {"learning_rate": rate, "weight_decay": decay} for rate in (1e-3, 4e-3) for decay in (0.1, 0.5)
             ],
         },
         "IMDB": {
             **DATA["paper"]["texts"], "preset": "lru-imdb", "options": {},
             "epochs": 40, "warmup_share": 0.1, "batch_size": 32, "weight_decay": 0.05,
-            "candidates": [
-                {"learning_rate": rate, "options": {"r_min": low}} for rate, low in product((1e-3, 3e-3), (0.0, 0.9))
-            ],
+            "candidates": _CANDIDATES,
         },
         "ListOps": {
             **DATA["paper"]["list_ops"], "preset": "lru-listops", "options": {},
             "epochs": 35, "warmup_share": 0.0, "batch_size": 32, "weight_decay": 0.05,
-            "candidates": [
-                {"learning_rate": rate, "options": {"r_min": low}} for rate, low in product((1e-3, 3e-3), (0.0, 0.9))
-            ],
+            "candidates": _CANDIDATES,
         },
     },
 }  # fmt: skip

@@ -11,7 +11,7 @@ from hf_recurrent import Retrieval, SmtObjective, SmtRnnForCausalLM, SmtTeacherM
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import mean_points, split_axes
 from papers.engine.training import measured_run
-from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, build_pair
+from papers.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, build_pair, memories_of
 
 # Factors of all linear maps after their initialisation.
 GAINS = (0.5, 1.0, 2.0, 4.0)
@@ -52,7 +52,7 @@ class GradientNorms(Experiment):
         ratios = mean_points((row["x"], max(row["norms"][:-1]) / min(row["norms"][:-1])) for row in rows)
         return {**super().details(rows), "without the last memory": ", ".join(f"{ratio:.1e}" for _, ratio in ratios)}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         first_seed = [row for row in rows if row["seed"] == rows[0]["seed"]]
         for panel, method in zip(split_axes(axes, 1, 2, (10, 4.5)), (BPTT, SMT), strict=True):
             for row in first_seed:
@@ -61,7 +61,6 @@ class GradientNorms(Experiment):
                     panel.semilogy(norms / norms[-1], label=f"gain {row['x']:g}")
             panel.set(title=method, xlabel="t", ylabel="gradient norm of the memory, relative to the last")
             panel.legend(fontsize="small")
-        return True
 
 
 @torch.no_grad()
@@ -78,12 +77,9 @@ def bptt_norms(rnn: SmtRnnForCausalLM, inputs: Tensor, targets: Tensor) -> Tenso
     Args:
         inputs, targets: (B, T), targets -100 where there is none.
     """
-    memory = rnn.init_state(len(inputs))["memory"]
-    memories = []
-    for step in range(inputs.shape[1]):
-        memory = rnn.update(memory, inputs[:, step])
+    memories = list(memories_of(rnn, inputs))
+    for memory in memories:
         memory.retain_grad()
-        memories.append(memory)
     asked = targets.ne(-100)
     logits = rnn.readout(torch.stack(memories, 1)[asked])
     torch.nn.functional.cross_entropy(logits, targets[asked], reduction="sum").backward()

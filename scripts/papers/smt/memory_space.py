@@ -48,7 +48,7 @@ class MemorySpace(Experiment):
             "matters": pack(relevant_past(settings["label"], inputs)),
         }
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
         panels = iter(split_axes(axes, len(rows), 2, (9, 4 * len(rows))))
         for row in rows:
@@ -59,7 +59,6 @@ class MemorySpace(Experiment):
                     panel.plot(*track.T, color="lightgray", linewidth=0.7, zorder=0)
                 panel.scatter(*memories.reshape(-1, 2).T, c=matters.ravel(), cmap="turbo", s=10)
                 panel.set_title(f"{row['label']}, memories of the {'RNN' if kind == SMT_DMT else kind}")
-        return True
 
 
 @torch.no_grad()

@@ -1,5 +1,8 @@
 """Sizes of SMT's models, and the names of its methods."""
 
+from collections.abc import Iterator
+
+from torch import Tensor
 from transformers import set_seed
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel, teacher_fields
@@ -27,3 +30,11 @@ def build_pair(sizes: Settings, vocab_size: int, seed: int) -> Pair:
     set_seed(seed)
     rnn = SmtRnnConfig(vocab_size=vocab_size, **sizes)
     return SmtRnnForCausalLM(rnn), SmtTeacherModel(SmtTeacherConfig(**teacher_fields(rnn)))
+
+
+def memories_of(rnn: SmtRnnForCausalLM, ids: Tensor) -> Iterator[Tensor]:
+    """The memories (B, Z, D) after each token of sequences (B, T)."""
+    memory = rnn.init_state(len(ids))["memory"]
+    for tokens in ids.T:
+        memory = rnn.update(memory, tokens)
+        yield memory

@@ -1,7 +1,9 @@
-"""Digits drawn pixel by pixel: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.2)."""
+"""Digits drawn pixel by pixel: BPTT against SMT→DMT at equal optimizer steps; in black and white patches, the format
+of Sketchy, also memories of an RNN that reads them (SMT, section 3.2)."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,14 +14,18 @@ import torch
 from hf_recurrent import ExampleDraws, PixelSequences, Task
 from papers.engine.experiment import Settings
 from papers.engine.images import average_pooled, load_images
-from papers.engine.pictures import image_sheet, pack, split_axes, unpack
-from papers.engine.report import draw_table
-from papers.engine.tuning import is_tuning
-from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair
+from papers.engine.pictures import as_colours, image_sheet, pack, principal_components, split_axes, unpack
+from papers.smt.models import PAPER_MODEL, SMALL_MODEL, TEACHER, Pair, memories_of
 from papers.smt.training import MethodComparison, learning_rates, train_on
 
 _SAMPLES, _COLUMNS = 32, 8
 _DATA = "images"
+_SHOWN, _CANVAS = 3, 64
+# Corners of a sleeping cat, straight lines between points of high curvature as in Attneave (1954); our own drawing.
+_CAT = (
+    (4, 40), (8, 28), (16, 20), (28, 17), (38, 19), (42, 12), (46, 18), (51, 18), (56, 12), (57, 22), (60, 29),
+    (57, 36), (50, 39), (56, 44), (50, 48), (36, 46), (20, 50), (8, 48), (4, 40),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,6 @@ class DigitPixels(Task):
 
 def to_patches(images: np.ndarray, patch: int) -> np.ndarray:
     """Square images (count, pixels) of 0 and 1 as sequences of patches, each a binary number, (count, patches)."""
-    if patch == 1:
-        return images
     count, side = len(images), math.isqrt(images.shape[1])
     if side % patch:
         raise ValueError(f"`patch` is {patch}; it must divide the images' side, which is {side}.")
@@ -142,23 +146,20 @@ class PixelMethods(MethodComparison):
         results, (rnn, _), task = train_on_pixels(settings)
         return pixel_results(settings, results, rnn, task)
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
-        sheets = {_DATA: unpack(rows[0]["images"])} | {row["label"]: unpack(row["samples"]) for row in rows}
+        sheets = {_DATA: rows[0]["images"]} | {row["label"]: row["samples"] for row in rows}
         panels = split_axes(axes, 1, 1 + len(sheets), (4 * (1 + len(sheets)), 3))
-        draw_table(self, rows, panels[0])
+        super().draw(panels[0], rows)
         for panel, (title, images) in zip(panels[1:], sheets.items(), strict=True):
-            side = math.isqrt(images.shape[1])
-            panel.imshow(image_sheet(images.reshape(-1, side, side), _COLUMNS), cmap="gray")
-            panel.set_title(title)
-            panel.axis("off")
-        return True
+            _show_sheet(panel, images, title)
 
 
 def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], Pair, DigitPixels]:
     """Train an RNN on a row's digits by its `method`: results, (RNN, teacher), task."""
-    options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "patch", "seed") if key in settings}
-    task = DigitPixels(**options, num_validation_examples=settings["num_tested"], is_tuning=is_tuning(settings))
+    names = ("data", "crop", "pooling", "levels", "patch", "seed", "is_tuning")
+    options = {key: settings[key] for key in names if key in settings}
+    task = DigitPixels(**options, num_validation_examples=settings["num_tested"])
     lengths = {key: min(settings[key], task.length) for key in ("context_length", "future_length")}
     return *train_on(task, settings, lengths), task
 
@@ -192,3 +193,105 @@ def draw_samples(rnn: Any, task: DigitPixels, count: int, seed: int) -> np.ndarr
             eos_token_id=None,
         )
     return tokens[:, 1:].cpu().numpy()
+
+
+class SketchPixels(PixelMethods):
+    sizes = {
+        "small": PixelMethods.sizes["small"]
+        | {
+            "sizes": SMALL_MODEL,
+            "crop": 0,
+            "patch": 2,
+            "future_length": 16,
+            "steps": 160,
+            "dmt_steps": 60,
+        },
+        # The images of Sketchy are 1,024 patches long (section E.2), the images of MNIST 196.
+        "paper": PixelMethods.sizes["paper"] | {"levels": 2, "patch": 2},
+    }
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, (rnn, _), task = train_on_pixels(settings)
+        return {**pixel_results(settings, results, rnn, task), **memories_while_reading(rnn, task)}
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
+        """A sheet of samples for each method, then for each image: pixels, memory as colours, its two paths."""
+        rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
+        count = rows[0]["shown"]["shape"][0]
+        panels = iter(split_axes(axes, len(rows) * (count + 1), 4, (12, 3 * len(rows) * (count + 1))))
+        for row in rows:
+            self._draw_row(row, panels)
+
+    def _draw_row(self, row: Settings, panels: Iterator[Any]) -> None:
+        for title, images in ((_DATA, row["images"]), (row["label"], row["samples"])):
+            _show_sheet(next(panels), images, title)
+        for _ in range(2):
+            next(panels).axis("off")
+        for image, components, neighbours in zip(
+            *(unpack(row[key]) for key in ("shown", "components", "neighbours")), strict=True
+        ):
+            side, places = math.isqrt(len(image)), math.isqrt(len(components))
+            _show(next(panels), image.reshape(side, side), "read")
+            colours = as_colours(components.astype(np.float64))
+            _show(next(panels), colours.reshape(places, places, 3), "memory, PCA as colours")
+            for path, title in ((components[:, :2], "memory, PCA"), (neighbours, row["second_map"])):
+                panel = next(panels)
+                panel.plot(*path.T, color="lightgray", linewidth=0.7, zorder=0)
+                panel.scatter(*path.T, c=np.arange(len(path)), cmap="viridis", s=6)
+                panel.set_title(title)
+
+
+def _show_sheet(panel: Any, packed: Settings, title: str) -> None:
+    """Draw packed images (count, pixels) side by side."""
+    images = unpack(packed)
+    side = math.isqrt(images.shape[1])
+    _show(panel, image_sheet(images.reshape(-1, side, side), _COLUMNS), title)
+
+
+def _show(panel: Any, image: np.ndarray, title: str) -> None:
+    panel.imshow(image, cmap="gray")
+    panel.set_title(title)
+    panel.axis("off")
+
+
+def memories_while_reading(rnn: Any, task: DigitPixels) -> dict[str, Any]:
+    """Images of digits and the line drawing, and projections of the memory after each of their patches: principal
+    components, and t-SNE, or without scikit-learn the second and third component again."""
+    _, digits = task.examples(np.arange(_SHOWN), "validation")
+    drawing = to_patches(line_drawing(math.isqrt(task.length) * task.patch), task.patch)
+    shown = np.concatenate([digits, drawing])
+    memories = read_images(rnn, shown)
+    components = [principal_components(memory, 3) for memory in memories]
+    second_map = "memory, t-SNE"
+    try:
+        from sklearn.manifold import TSNE
+
+        options = {"perplexity": min(30, (task.length - 1) / 3), "init": "pca", "random_state": 0}
+        neighbours = [TSNE(2, **options).fit_transform(memory.astype(np.float64)) for memory in memories]
+    except ImportError:
+        neighbours, second_map = [points[:, 1:] for points in components], "memory, components 2 and 3"
+    return {
+        "shown": pack(from_patches(shown, task.patch)),
+        "components": pack(np.stack(components)),
+        "neighbours": pack(np.stack(neighbours)),
+        "second_map": second_map,
+    }
+
+
+@torch.no_grad()
+def read_images(rnn: Any, tokens: np.ndarray) -> np.ndarray:
+    """Memories after each token of sequences (count, T), (count, T, Z·D)."""
+    rnn.eval()
+    memories = memories_of(rnn, torch.from_numpy(tokens).to(rnn.device))
+    return np.stack([memory.flatten(1).float().cpu().numpy() for memory in memories], 1)
+
+
+def line_drawing(side: int) -> np.ndarray:
+    """The cat in side × side pixels of 0 and 1, (1, pixels)."""
+    corners = np.array(_CAT) * side / _CANVAS
+    image = np.zeros((side, side), dtype=np.int64)
+    for begin, end in itertools.pairwise(corners):
+        steps = np.linspace(begin, end, 2 * side)
+        column, row = np.clip(steps.astype(int), 0, side - 1).T
+        image[row, column] = 1
+    return image.reshape(1, -1)

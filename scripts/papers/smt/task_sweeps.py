@@ -1,11 +1,12 @@
-"""Noise, size of the memory, depth and length of associations in the synthetic tasks (SMT, section 3.1)."""
+"""Noise, size of the memory, depth and length of associations in the synthetic tasks, and length of the future that a
+memory predicts (SMT, sections 3.1 and 3.6)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from papers.engine.experiment import Settings
-from papers.engine.pictures import mean_points, split_axes
-from papers.smt.models import BPTT, SMT_DMT, TEACHER
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.pictures import mean_points
+from papers.smt.models import SMT_DMT
 from papers.smt.tasks import SIZES, train_on_task
 from papers.smt.training import MethodComparison, learning_rates, method_values
 
@@ -27,6 +28,12 @@ SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
         "small": [(n, f"keys_values,vocab_size=9,num_pairs=2,key_length={n},value_length={n}", None) for n in (1, 2)],
         "paper": [(n, f"keys_values,num_pairs=8,key_length={n},value_length={n}", None) for n in (1, 2, 4)],
     },
+}
+FUTURES = {"small": (1, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
+FUTURE_SIZES: dict[str, Settings] = {
+    # With a short future few timesteps contain the answer, so all are used.
+    "small": {"task": "retrieval,vocab_size=8,length=8", "steps": 1500, "dmt_steps": 300, "timesteps": 0},
+    "paper": {"task": "retrieval,length=64"},
 }
 
 
@@ -62,16 +69,23 @@ class TaskSweeps(MethodComparison):
         for kind, accuracy in row["value"].items():
             yield row["label"].rpartition(": ")[0] + f": {kind}", None, accuracy
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
-        names = list(dict.fromkeys(row["sweep"] for row in rows))
-        for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
-            for kind in (BPTT, SMT_DMT, TEACHER):
-                places = mean_points(
-                    (row["swept"], 100 * row["value"][kind])
-                    for row in rows
-                    if row["sweep"] == name and kind in row["value"]
-                )
-                panel.plot(*zip(*places, strict=True), "o-", label=kind) if places else None
-            panel.set(xlabel=name, ylabel=f"{self.metric} (%)", ylim=(0, 105))
-            panel.legend(fontsize="small")
-        return True
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
+        self.draw_sweeps(axes, rows, "sweep", ylim=(0, 105))
+
+
+class FutureLength(Experiment):
+    def rows(self, size: str) -> list[Settings]:
+        shared = {"method": SMT_DMT, **SIZES[size], **FUTURE_SIZES[size]}
+        return [
+            {"label": kind, "x": length, "future_length": length, "smt": {"detached": kind == "detached"}, **shared}
+            for kind in ("joint", "detached")
+            for length in FUTURES[size]
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, _, _ = train_on_task(settings)
+        return {**results, "value": method_values(results, "accuracy")}
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        drifts = mean_points((row["x"], row["measured_smt"]["drift"]) for row in rows)
+        return {**super().details(rows), "drift before DMT": ", ".join(f"{drift:.3f}" for _, drift in drifts)}

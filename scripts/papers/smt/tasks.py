@@ -9,7 +9,6 @@ import numpy as np
 from hf_recurrent import ModularArithmetic, Task, task_from_name
 from papers.engine.experiment import Curves, Settings
 from papers.engine.pictures import split_axes
-from papers.engine.report import draw_table
 from papers.smt.models import PAPER_MODEL, SMALL_MODEL, Pair
 from papers.smt.training import MethodComparison, learning_rates, method_values, train_on
 
@@ -24,10 +23,7 @@ TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
         "string copy": (["string_copy,vocab_size=4,length=8"], LONG),
         "stack operations": (["stack_operations,vocab_size=4,max_depth=3,length=8"], _DENSE),
         "keys-values": (["keys_values,vocab_size=9,num_pairs=3"], LONG),
-        "modular arithmetic": (
-            ["modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots=4"],
-            _DENSE,
-        ),
+        "modular arithmetic": (["modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots=4"], _DENSE),
     },
     "paper": {
         "retrieval": ([f"retrieval,length={n}" for n in (32, 64, 128, 256)], {}),
@@ -93,12 +89,11 @@ class SyntheticTasks(MethodComparison):
         best = {row["x"]: f"{row['best_possible'] * 100:.1f}" for row in rows if "best_possible" in row}
         return {**super().details(rows), **({"best possible": ", ".join(best.values())} if best else {})}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         names = list(dict.fromkeys(row["label"].rpartition(", ")[0] for row in rows))
         for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
-            draw_table(self, [row for row in rows if row["label"].startswith(f"{name}, ")], panel)
+            super().draw(panel, [row for row in rows if row["label"].startswith(f"{name}, ")])
             panel.set(title=name, ylim=(0, 105))
-        return True
 
 
 def train_on_task(settings: Settings) -> tuple[dict[str, Any], Pair, Task]:

@@ -14,6 +14,7 @@ from hf_recurrent import (
     Task,
 )
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.pictures import mean_points, split_axes
 from papers.engine.training import run_trainer
 from papers.smt.models import BPTT, DMT, SMT, SMT_DMT, TEACHER, Pair, build_pair
 from papers.smt.operations import step_operations
@@ -37,6 +38,20 @@ class MethodComparison(Experiment):
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
         return {**super().details(rows), **{column: f"{rows[-1][key]:,}" for column, key in costs.items()}}
+
+    def draw_sweeps(self, axes: Any, rows: Sequence[Settings], key: str, **options: Any) -> None:
+        """A panel for each value of a row's `key`, with a line for each method over the number that is `swept`."""
+        names = list(dict.fromkeys(row[key] for row in rows))
+        for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
+            for kind in (BPTT, SMT_DMT, TEACHER):
+                own = [row for row in rows if row[key] == name and kind in row["value"]]
+                if own:
+                    places = mean_points((row["swept"], self.scale * row["value"][kind]) for row in own)
+                    panel.plot(*zip(*places, strict=True), "o-", label=kind)
+            if self.log_x:
+                panel.set_xscale("log", base=2)
+            panel.set(xlabel=name, ylabel=self.metric + (" (%)" if self.percent else ""), **options)
+            panel.legend(fontsize="small")
 
 
 def learning_rates(method: str, size: str, settings: Settings) -> list[Settings]:

@@ -10,7 +10,7 @@ import torch
 
 from hf_recurrent import Corpus
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import in_interval
+from papers.engine.tables import in_interval
 from papers.engine.training import build_model, train
 from papers.survey.scaling import CONTEXTS
 

@@ -1,8 +1,9 @@
-"""Induction heads and associative recall (survey, section 7.8, Table 6)."""
+"""Parity beyond the training length, with and without negative eigenvalues (Grazzi et al. 2024); induction heads and
+associative recall (survey, section 7.8, Table 6)."""
 
 from typing import Any
 
-from hf_recurrent import AssociativeRecall, InductionHeads, evaluate_task
+from hf_recurrent import AssociativeRecall, InductionHeads, Parity, evaluate_task
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.training import build_model, train_on_task
 
@@ -52,6 +53,7 @@ PRINTED = {
     "H3": ("100", "99.8"),
     "Mamba (Mamba2)": ("100", "100"),
 }
+UNITS = {"GLRU": "glru", "minGRU": "mingru", "HGRN": "hgrn"}
 
 
 class RecallTable(Experiment):
@@ -74,3 +76,30 @@ class RecallTable(Experiment):
         model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
         results = train_on_task(model, task, settings)
         return {**results, "value": evaluate_task(model, task, num_examples=settings["num_tested"])["accuracy"]}
+
+
+class ParityLengths(Experiment):
+    lines = {
+        label + suffix: {"recurrent_unit": unit, "allow_negative_eigenvalues": bool(suffix)}
+        for label, unit in UNITS.items()
+        for suffix in ("", ", negative eigenvalues")
+    }
+    shared = {"length": 40, "num_tested": 2000}
+    sizes = {
+        "small": {"steps": 1500, "batch_size": 64, "learning_rate": 2e-3, "longest": 640},
+        "paper": {"steps": 20_000, "batch_size": 256, "learning_rate": 1e-3, "longest": 2560},
+    }
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        seed, length = settings["seed"], settings["length"]
+        options = {key: settings[key] for key in ("recurrent_unit", "allow_negative_eigenvalues")}
+        widths = {"hidden_size": 32, "state_size": 64, "num_hidden_layers": 2}
+        model = build_model("memora-tiny", 2, seed, **widths, **options)
+        results = train_on_task(model, Parity(length=length, seed=seed), settings)
+        value, tested = {}, length
+        while tested <= settings["longest"]:
+            task = Parity(length=tested, seed=seed, final_only=True)
+            measured = evaluate_task(model, task, num_examples=settings["num_tested"], block_size=512)
+            value[str(tested)] = measured["accuracy"]
+            tested *= 2
+        return {**results, "value": value}

@@ -9,9 +9,9 @@ from transformers import TrainerCallback
 
 from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.intervals import confidence_interval, in_interval
 from papers.engine.pictures import split_axes
-from papers.engine.training import build_model, run_trainer, split_corpus, steps_of
+from papers.engine.tables import confidence_interval, in_interval, markdown
+from papers.engine.training import build_model, logged, run_trainer, split_corpus, steps_of
 from papers.smt.models import SMT_DMT, build_pair
 from papers.smt.training import method_values, train_smt_dmt
 
@@ -77,18 +77,13 @@ class Scaling(Experiment):
         model = build_model(family["preset"], corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["step_bytes"])
         evaluations = EvaluateAt(max(int(steps * share), 1) for share in SHARES)
-
-        def build(arguments: Any) -> MultiStreamTrainer:
-            return MultiStreamTrainer(model, arguments, corpus, held_out, callbacks=[evaluations])
-
         results = run_trainer(
-            build,
+            lambda arguments: MultiStreamTrainer(model, arguments, corpus, held_out, callbacks=[evaluations]),
             MultiStreamTrainingArguments,
             steps=steps,
             measure=lambda trainer: {
-                str(entry["step"] * settings["step_bytes"]): entry["eval_bits_per_byte"]
-                for entry in trainer.state.log_history
-                if "eval_bits_per_byte" in entry
+                str(step * settings["step_bytes"]): bits
+                for step, bits in logged(trainer, "eval_bits_per_byte").items()
             },
             regime="iid" if settings["family"] == "Llama" else "multi_stream",
             block_size=settings["block_size"],
@@ -113,16 +108,16 @@ class Scaling(Experiment):
         scales = sorted({row["scale"] for row in rows})
         head = ["", *(f"{scale:g} M" for scale in scales)]
         head += ["exponent of parameters", "exponent of bytes", "residual", "seeds"]
-        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        lines = [head]
         for family in dict.fromkeys(row["family"] for row in rows):
             own = [row for row in rows if row["family"] == family]
             at = [[last_value(row) for row in own if row["scale"] == scale] for scale in scales]
             laws = list(laws_of(own).values())
             fitted = [in_interval([law[key] for law in laws]) for key in ("parameters", "bytes", "residual")]
-            lines.append(f"| {' | '.join([family, *map(in_interval, at), *fitted, str(len(laws))])} |")
-        return "\n".join(lines) + "\n\n" + _worth_of_contexts(rows)
+            lines.append([family, *map(in_interval, at), *fitted, str(len(laws))])
+        return markdown(lines) + "\n" + _worth_of_contexts(rows)
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         left, right = split_axes(axes, 1, 2, (11, 5))
         for number, family in enumerate(dict.fromkeys(row["family"] for row in rows)):
             own = [row for row in rows if row["family"] == family]
@@ -141,7 +136,6 @@ class Scaling(Experiment):
             each.yaxis.set_major_formatter("{x:g}")
             each.yaxis.set_minor_formatter("{x:g}")
         left.legend(fontsize="small")
-        return True
 
 
 class EvaluateAt(TrainerCallback):
@@ -234,14 +228,13 @@ def _worth_of_contexts(rows: Sequence[Settings]) -> str:
         return ""
     places = list(next(iter(saved[min(saved)].values())))
     head = [f"{_MIXED} saves, after", *(f"{int(place):,}" for place in places)]
-    lines = ["| " + " | ".join([*head, "per tenfold bytes", "zero on this line at 10^x bytes"]) + " |"]
-    lines += ["|" + "---|" * (len(head) + 2)]
+    lines = [[*head, "per tenfold bytes", "zero on this line at 10^x bytes"]]
     for scale in sorted(saved):
         seeds = saved[scale].values()
         fits = [np.polyfit(np.log10([int(place) for place in places]), list(each.values()), 1) for each in seeds]
         cells = [[each[place] for each in seeds] for place in places]
         cells += [[slope for slope, _ in fits], [-level / slope if slope < 0 else np.nan for slope, level in fits]]
-        lines.append(f"| {scale:g} M | {' | '.join(map(in_interval, cells))} |")
+        lines.append([f"{scale:g} M", *map(in_interval, cells)])
     shared = set.intersection(*(set(each) for each in saved.values()))
     if len(saved) > 1 and shared:
         sizes = np.log10([own[_PLAIN, scale, min(shared)]["dense_parameters"] for scale in sorted(saved)])
@@ -252,5 +245,5 @@ def _worth_of_contexts(rows: Sequence[Settings]) -> str:
             ]
             for place in places
         ]
-        lines.append(f"| per tenfold parameters | {' | '.join(map(in_interval, slopes))} | - | - |")
-    return "\n".join(lines) + "\n"
+        lines.append(["per tenfold parameters", *map(in_interval, slopes), "-", "-"])
+    return markdown(lines)

@@ -7,7 +7,7 @@ from typing import Any
 from hf_recurrent import SentinelCopy, evaluate_task
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.pictures import split_axes
-from papers.engine.training import build_model, train_on_task
+from papers.engine.training import build_model, logged, train_on_task
 from papers.survey.recall import LLAMA, MAMBA2, RECURRENT
 
 # Angles of all positions are zero to rounding, so that attention knows of no positions but by its mask.
@@ -70,7 +70,10 @@ class StringCopying(Experiment):
             task,
             settings,
             held_out=SentinelCopy(max_length=longest, seed=seed, num_validation_examples=settings["num_tested"]),
-            measure=lambda trainer: read_log(trainer, settings["batch_size"]),
+            measure=lambda trainer: {
+                str(step * settings["batch_size"]): right
+                for step, right in logged(trainer, "eval_exact_match").items()
+            },
             eval_strategy="steps",
             eval_steps=between,
             per_device_eval_batch_size=100,
@@ -90,13 +93,9 @@ class StringCopying(Experiment):
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         letters = [f"{statistics.fmean(row['letters'][key] for row in rows) * 100:.1f}" for key in rows[0]["letters"]]
-        return {
-            "letters": ", ".join(letters),
-            "examples": examples_needed(rows),
-            **super().details(rows),
-        }
+        return {"letters": ", ".join(letters), "examples": examples_needed(rows), **super().details(rows)}
 
-    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> None:
         left, right = split_axes(axes, 1, 2, (10, 4.2))
         for label in dict.fromkeys(row["label"] for row in rows):
             same = [row for row in rows if row["label"] == label]
@@ -109,15 +108,6 @@ class StringCopying(Experiment):
         right.axvspan(rows[0]["min_length"], longest, alpha=0.1, color="black")
         right.set_title("shaded: lengths of training", fontsize="small")
         left.legend(fontsize="small")
-        return True
-
-
-def read_log(trainer: Any, batch_size: int) -> dict[str, float]:
-    """Training examples → share of held-out strings without an error."""
-    history = trainer.state.log_history
-    return {
-        str(entry["step"] * batch_size): entry["eval_exact_match"] for entry in history if "eval_exact_match" in entry
-    }
 
 
 def means(curves: Sequence[dict[str, float]]) -> tuple[list[float], list[float]]:

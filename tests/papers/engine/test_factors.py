@@ -8,9 +8,9 @@ import torch
 from papers import STUDIES, load_experiment
 from papers.engine.experiment import Experiment
 from papers.engine.factors import FactorStudy
-from papers.engine.intervals import confidence_interval
 from papers.engine.rows_file import read_rows
 from papers.engine.runner import Workers, reproduce
+from papers.engine.tables import confidence_interval
 
 
 class Weighed(Experiment):
@@ -41,8 +41,8 @@ def study(experiment, **options):
     fixed = {"a": {"rate": 1}, "b": {"rate": 1}}
     factors = {"weight": {"5": {"weight": 5}}, "rate": {"2": {"rate": 2}}}
     settings = {"first": ("a", None), "second": ("b", None), "factors": factors, "fixed": fixed} | options
-    made = FactorStudy("why-weighed", "weighed", "Why?", **settings)
-    made.base = experiment
+    made = FactorStudy(name="why-weighed", rows_of="weighed", claim="Why?", **settings)
+    made.attach(experiment)
     return made
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from hf_recurrent.cli.reproduce import main
 from papers import EXPERIMENTS, load_experiment
-from papers.engine.durations import overview
+from papers.engine.durations import overview, write_times
 from papers.engine.experiment import Experiment
 from papers.engine.report import command_line, filled_note, markdown_table, section, update_section
 from papers.engine.row_checkpoints import row_checkpoints
-from papers.engine.row_times import write_times
 from papers.engine.rows_file import read_rows
 from papers.engine.runner import reproduce
 from papers.engine.tuning import TUNING_SEED

@@ -35,7 +35,7 @@ def test_flip_flop_is_judged_by_reads_and_whole_sets():
     _, targets = task.examples(np.arange(200), "test")
     assert reads == (targets == 0).sum() / (targets >= 0).sum() and 0.4 < reads < 0.6
     assert sets == pytest.approx(1 - (targets == 1).sum() / targets.size)
-    item = flip_flop.PredictionSets(task, 10)[3]
+    item = flip_flop.PredictionSets(task, 10).__getitems__([3])[0]
     assert item["labels"].shape == (64, 5) and item["labels"].sum(-1).unique().tolist() == [1, 2, 3]
     assert flip_flop.set_loss(SimpleNamespace(logits=item["labels"] * 40 - 20), item["labels"]) < 1e-8
 

@@ -8,9 +8,9 @@ import torch
 from transformers import TrainingArguments
 
 from hf_recurrent import MgradeConfig, MgradeModel
-from papers.engine.projections import project
+from papers.engine.pictures import principal_components
 from papers.engine.supervised import SupervisedTrainer
-from papers.mgrade import lorenz, lorenz_components
+from papers.mgrade import lorenz
 from papers.mgrade.lorenz_system import LorenzTrajectories
 
 
@@ -44,11 +44,11 @@ def test_neighbours():
 def test_explained_variance_is_a_share_of_all_states():
     generator = np.random.default_rng(0)
     states = generator.normal(size=(50, 40, 5)) * [3, 0, 2, 0, 1] + 7
-    components = project(states.reshape(-1, 5), 3)
-    shares = lorenz_components.explained_variance(components, states)
+    components = principal_components(states.reshape(-1, 5), 3)
+    shares = lorenz.explained_variance(components, states)
     assert list(shares) == ["1", "2", "3"] and sum(shares.values()) == pytest.approx(1)
     assert list(shares.values()) == pytest.approx([9 / 14, 4 / 14, 1 / 14], abs=0.03)
-    assert sum(lorenz_components.explained_variance(components[:, :1], states).values()) == pytest.approx(shares["1"])
+    assert sum(lorenz.explained_variance(components[:, :1], states).values()) == pytest.approx(shares["1"])
 
 
 def test_positions_and_biases_are_not_decayed(tmp_path):

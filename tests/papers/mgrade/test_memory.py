@@ -12,7 +12,6 @@ from papers import load_experiment
 from papers.engine.report import markdown_table
 from papers.engine.supervised import SupervisedTrainer
 from papers.mgrade import memory
-from papers.mgrade.memory_figure import by_place, frontier
 
 
 def test_the_printed_totals_are_those_of_limited_delays():
@@ -70,10 +69,12 @@ def test_weights_are_frozen_and_positions_are_not(architecture, tmp_path):
 
 
 def test_the_line_of_the_figure_joins_the_best():
-    assert frontier([(3, 5), (1, 2), (2, 1), (4, 5), (1, 3), (6, 7)]) == [(1, 3), (3, 5), (6, 7)]
+    assert memory.frontier([(3, 5), (1, 2), (2, 1), (4, 5), (1, 3), (6, 7)]) == [(1, 3), (3, 5), (6, 7)]
     rows = [
         {"options": {"conv_kernel": 4, "dilation": 2}, "seed": seed, "value": value}
         for seed, value in ((0, 0.5), (1, 0.7))
     ]
     rows.append({"options": {"conv_kernel": 4, "receptive_field": 8}, "seed": 0, "value": 0.9})
-    assert {place: row["value"] for place, row in by_place(rows).items()} == pytest.approx({(4, 2): 60, (4, 8): 90})
+    assert {place: row["value"] for place, row in memory.by_place(rows).items()} == pytest.approx(
+        {(4, 2): 60, (4, 8): 90}
+    )

@@ -5,8 +5,7 @@ import pytest
 
 from papers import load_experiment
 from papers.smt.models import build_pair
-from papers.smt.pixels import DigitPixels, draw_samples, from_patches, to_patches
-from papers.smt.sketches import line_drawing
+from papers.smt.pixels import DigitPixels, draw_samples, from_patches, line_drawing, to_patches
 
 SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1

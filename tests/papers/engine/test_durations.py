@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from papers.engine import row_times
-from papers.engine.durations import RowsOfASize
+from papers.engine import durations
+from papers.engine.durations import RowsOfASize, read_times, row_seconds, time_row, write_times
 from papers.engine.experiment import Experiment
-from papers.engine.row_times import read_times, row_key, row_seconds, time_row, write_times
+from papers.engine.rows_file import row_key
 from papers.online_learning.bit_copier import BitCopier, CopiedBits, train_bit_copier
 
 
@@ -33,7 +33,7 @@ class Bits(Experiment):
 def clock(monkeypatch):
     """Every look at the clock takes a second."""
     seconds = itertools.count()
-    monkeypatch.setattr(row_times.time, "process_time", lambda: float(next(seconds)))
+    monkeypatch.setattr(durations.time, "process_time", lambda: float(next(seconds)))
 
 
 def test_a_row_is_estimated_from_its_first_steps(clock):

@@ -1,11 +1,19 @@
-"""95 % intervals of a mean over seeds."""
+"""Cells of tables: means with 95 % intervals, processor time, durations."""
 
 import math
 import statistics
 from collections.abc import Sequence
 
+from papers.engine.experiment import Settings
+
 # Two-sided 95 % quantiles of Student's t, by the number of values.
 _QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of lines of cells, of which the first is the header."""
+    texts = [f"| {' | '.join(cells)} |" for cells in lines]
+    return "\n".join([texts[0], "|" + "---|" * len(lines[0]), *texts[1:]]) + "\n"
 
 
 def half_width(values: Sequence[float]) -> float | None:
@@ -31,3 +39,17 @@ def in_interval(values: Sequence[float], form: str = ".3f") -> str:
         return "-"
     bounds = confidence_interval(values)
     return f"{statistics.fmean(values):{form}}" + (f" [{bounds[0]:{form}}, {bounds[1]:{form}}]" if bounds else "")
+
+
+def core_seconds(row: Settings) -> float:
+    """Processor time of a finished row; of older rows, the wall-clock time of training."""
+    return row.get("core_seconds", row["seconds"])
+
+
+def in_words(seconds: float) -> str:
+    """A duration with its unit."""
+    if seconds != seconds:
+        return "?"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
