@@ -19,7 +19,7 @@
  * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const char *ahead)
+    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
 {
     VECTOR sums[TILE_ROWS][2];
     UNROLL
@@ -51,10 +51,14 @@ INLINE TARGET void NAME(tile)(
         REAL *row = to + r * to_row;
         if (add)
             sums[r][0] += NAME(load)(row, columns);
+        if (plus)
+            sums[r][0] += NAME(load)(plus + r * to_row, columns);
         NAME(store)(row, sums[r][0], columns);
         if (right > 0) {
             if (add)
                 sums[r][1] += NAME(load)(row + LANES, right);
+            if (plus)
+                sums[r][1] += NAME(load)(plus + r * to_row + LANES, right);
             NAME(store)(row + LANES, sums[r][1], right);
         }
     }
@@ -62,13 +66,14 @@ INLINE TARGET void NAME(tile)(
 
 #define TILE(count) \
     do { \
-        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, ahead); \
+        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, plus, ahead); \
         a += (count) * a_row, to += (count) * to_row, rows -= (count), ahead += (count) * ahead_row; \
+        plus = plus ? plus + (count) * to_row : plus; \
     } while (0)
 
 TARGET static void NAME(tiles)(
     int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const char *ahead, int64_t ahead_row)
+    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead, int64_t ahead_row)
 {
     while (rows >= TILE_ROWS)
         TILE(TILE_ROWS);
@@ -149,6 +154,14 @@ INLINE TARGET void NAME(pack_tile)(int64_t rows, int64_t depth, const REAL *a, i
 #define LESS(x, y) ((x) < (y) ? (x) : (y))
 #define STEPS(index, begin, end, size) for (int64_t index = begin; index < (end); index += (size))
 
+/* What is added to the tile of a panel after a block of the sums that begins with step k; null but for the last one. */
+INLINE const REAL *NAME(plus_of)(const struct product *one, int64_t first, int64_t panel, int64_t k)
+{
+    if (!one->plus || k + DEPTH < one->depth)
+        return NULL;
+    return (const REAL *)one->plus + first * one->to_row + panel * PANEL;
+}
+
 /* Rows `first` to `end` of to = a · b, whose panels are packed. */
 TARGET static void NAME(product)(const struct product *one, int64_t first, int64_t end)
 {
@@ -159,7 +172,7 @@ TARGET static void NAME(product)(const struct product *one, int64_t first, int64
                     end - first, LESS(one->depth - k, DEPTH), (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
                     (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
                     (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add,
+                    k > 0 || one->add, NAME(plus_of)(one, first, panel, k),
                     (const char *)((const REAL *)one->a + (first + TILE_ROWS) * one->a_row + TILE_ROWS * k),
                     one->a_row * (int64_t)sizeof(REAL));
 }
@@ -192,7 +205,7 @@ TARGET static void NAME(transposed_product)(
                 NAME(tiles)(
                     rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
                     (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add, NAME(next_block)(one, k + DEPTH, done), 0);
+                    k > 0 || one->add, NULL, NAME(next_block)(one, k + DEPTH, done), 0);
         }
     }
 }
@@ -282,5 +295,3 @@ static void NAME(products)(const struct products *all)
     share(&packing, packed < SERIAL_PACKING ? 1 : all->threads);
     share(&products, all->threads);
 }
-#undef TILE_ROWS
-#undef HAS_ROUNDED

@@ -4,3 +4,6 @@
 #include "products.h"
 #include "gates.h"
 #include "tables.h"
+#include "layer.h"
+#undef TILE_ROWS
+#undef HAS_ROUNDED

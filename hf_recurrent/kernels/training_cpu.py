@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 4  # of the structs in training_cpu.c
+_VERSION = 5  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -38,7 +38,7 @@ _COEFFICIENTS = (
     *("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled", "grad_decay", "grad_scaled"),
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
-_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight")
+_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus")
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
@@ -131,7 +131,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         fields += (
             rows, depth, width, address("a", a, dtype, rows * depth, strided=True), a_row, a_depth,
             b_address, b_depth, b_column, to_address, to.stride(0), add,
-            panels, is_new, add and to_address == before,
+            panels, is_new, add and to_address == before, 0,
         )  # fmt: skip
         before, operations = to_address, operations + rows * depth * width
     if operations >= _SERIAL_PRODUCTS:
