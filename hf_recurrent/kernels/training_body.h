@@ -3,6 +3,7 @@
 #include "vector_functions.h"
 #include "products.h"
 #include "gates.h"
+#include "losses.h"
 #include "tables.h"
 #include "layer.h"
 #undef TILE_ROWS

@@ -81,6 +81,13 @@ struct running_chain {
     uint64_t taken; /* a bit for each thread's memory */
 };
 
+/* -log softmax(logits)[target], and its gradient; targets outside of the columns cost nothing. */
+struct cross_entropy {
+    int64_t threads, rows, width;
+    int64_t logits, targets, nats, grad, kept, grad_logits; /* of each row: int64, two numbers; in `kept` its maximum, and
+                                                              1 / sum of the exponentials */
+};
+
 struct table {
     int64_t threads, rows, width, group; /* rows: outputs, lookups, or rows with a gradient; `group` lookups for each output */
     double rate, eps;
@@ -187,6 +194,8 @@ EXPORT_PASSES(gate_coefficients, gate_coefficients)
 EXPORT_PASSES(gate_coefficients_backward, gate_coefficients)
 EXPORT_PASSES(rms_norm, rms_norm)
 EXPORT_PASSES(rms_norm_backward, rms_norm)
+EXPORT_PASSES(cross_entropy, cross_entropy)
+EXPORT_PASSES(cross_entropy_backward, cross_entropy)
 EXPORT_PASSES(table_sum, table)
 EXPORT_PASSES(table_gradient, table)
 EXPORT_PASSES(table_adagrad, table)

@@ -39,11 +39,13 @@ _COEFFICIENTS = (
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
 _NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus")
+_CROSS_ENTROPY = ("logits", "targets", "nats", "grad", "kept", "grad_logits")
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
+_TENSORS["cross_entropy"] = _CROSS_ENTROPY
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
 _TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
-_INTEGERS = {"lookups", "order", "ranks", "found", "addresses"}
+_INTEGERS = {"targets", "lookups", "order", "ranks", "found", "addresses"}
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -279,6 +281,37 @@ def rms_norm_backward(
         given |= {"weight": (weight.contiguous(), sizes[1]), "grad_weight": (sums, sums.numel())}
     _run("rms_norm_backward", x.dtype, sizes, (eps,), given)
     return grad_x, None if sums is None else sums.sum(0)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[target] of each row, zero where the target (rows,) is `ignored`, and what the gradient needs.
+
+    `ignored` is negative. Raises IndexError if another target is not a column.
+    """
+    sizes = _rows_and_width(logits)
+    if targets.numel() and not is_simulated():
+        least, most = torch.aminmax(targets)
+        if most >= sizes[1] or (least < 0 and bool(((targets < 0) & (targets != ignored)).any())):
+            raise IndexError(
+                f"A target is out of bounds: logits have {sizes[1]} columns, targets are {least} to {most}."
+            )
+    nats, kept = logits.new_empty(sizes[0]), logits.new_empty(sizes[0], 2)
+    _run("cross_entropy", logits.dtype, sizes, (), _loss_given(logits, targets, kept) | {"nats": (nats, sizes[0])})
+    return nats, kept
+
+
+def cross_entropy_backward(logits: Tensor, targets: Tensor, kept: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the logits from that of each row's loss (rows,)."""
+    to, sizes = _like(logits), _rows_and_width(logits)
+    given = {"grad": (grad.contiguous(), sizes[0]), "grad_logits": (to, to.numel())}
+    _run("cross_entropy_backward", logits.dtype, sizes, (), _loss_given(logits, targets, kept) | given)
+    return to
+
+
+def _loss_given(logits: Tensor, targets: Tensor, kept: Tensor) -> Given:
+    rows = _rows_and_width(logits)[0]
+    given = {"logits": (logits.contiguous(), logits.numel()), "kept": (kept, 2 * rows)}
+    return given | {"targets": (targets.contiguous(), rows)}
 
 
 def _chunks(rows: int) -> int:

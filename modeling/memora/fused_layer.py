@@ -24,8 +24,10 @@ def fused_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.T
     unit, norms = block.recurrent_unit, (layer.recurrent_norm, layer.mlp_norm)
     if not torch.is_grad_enabled() or inputs.padding_mask is not None or type(unit) is not GLRU:
         return None
-    kernels, layers = training_kernels(hidden, state, unit.nu, *(norm.weight for norm in norms)), layer_module()
-    if kernels is None or layers is None or not kernels.has_fast_products() or torch.is_autocast_enabled("cpu"):
+    kernels = training_kernels(hidden, state, unit.nu, *(norm.weight for norm in norms))
+    if kernels is None or not kernels.has_fast_products() or torch.is_autocast_enabled("cpu"):
+        return None
+    if (layers := layer_module()) is None:
         return None
     narrowest = min(hidden.shape[-1], unit.state_size, len(mlp.up_proj.weight))
     if not layers.supports(*hidden.shape[:2]) or hidden[..., 0].numel() * narrowest < SMALLEST_FUSED:

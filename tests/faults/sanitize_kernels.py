@@ -148,6 +148,10 @@ def train_everything(kernel, pool) -> int:
         for vector in (None, y[0]):
             output, scales = kernel.rms_norm(x, vector, 1e-6)
             kernel.rms_norm_backward(x, vector, scales, grad, 1e-6)
+        targets = torch.randint(0, width, (rows,))
+        targets[0] = -100
+        kept = kernel.cross_entropy(x, targets, -100)[1]
+        kernel.cross_entropy_backward(x, targets, kept, grad[:, 0])
         lookups = torch.randint(0, rows, (2 * rows, 3))
         kernel.table_sum(x, lookups)
         found, values = kernel.table_gradient(x, lookups, torch.randn(2 * rows, width, dtype=dtype))

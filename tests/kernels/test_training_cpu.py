@@ -286,3 +286,35 @@ def test_numbers_that_are_not_finite_stay_visible(number):
     ):
         rows = torch.isfinite(result).all(-1)
         assert rows[[0, 2, 3]].all() and not rows[1]
+
+
+# ---- Cross-entropy ----
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 5), (7, 33), (130, 256)])
+def test_cross_entropy(dtype, rows, width):
+    logits, grad = 5 * numbers(rows, width, dtype=dtype), numbers(rows, dtype=dtype, seed=1)
+    targets = torch.arange(rows) * 7 % width
+    targets[rows // 2] = -100
+    loss = lambda x: nn.functional.cross_entropy(x, targets, reduction="none")  # noqa: E731
+    (nats,), (expected,) = gradients(loss, (logits,), (grad,))
+    found, kept = training_cpu.cross_entropy(logits, targets, -100)
+    assert_near(found, nats, dtype)
+    assert_near(training_cpu.cross_entropy_backward(logits, targets, kept, grad), expected, dtype)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_cross_entropy_of_logits_that_are_not_finite(number):
+    logits, targets = numbers(4, 40, dtype=torch.float32), torch.tensor([0, 1, 2, 3])
+    logits[1, 7] = number
+    found, _ = training_cpu.cross_entropy(logits, targets, -100)
+    expected = nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_cross_entropy_refuses_targets_outside_of_the_columns():
+    logits = numbers(2, 4, dtype=torch.float32)
+    for targets in ([0, 4], [-1, 3]):
+        with pytest.raises(IndexError, match="4 columns"):
+            training_cpu.cross_entropy(logits, torch.tensor(targets), -100)
