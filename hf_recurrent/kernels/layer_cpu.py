@@ -22,7 +22,7 @@ from .thread_count import free_threads, num_threads
 from .training_cpu import _CHUNK, _PANEL, _functions, _library, empty
 
 _LINE = 64  # bytes to which parts of a workspace are aligned
-_HEADER, _PRODUCT = 12, 16  # words of the structs chain and product in training_cpu.c
+_HEADER, _PRODUCT = 12, 17  # words of the structs chain and product in training_cpu.c
 _MOST_THREADS = 63  # a bit for each
 _PASSES = {
     name: number
@@ -238,11 +238,13 @@ def _weight_gradients(
         "up": (s["up"], inner, k["mlp_normed"], model),
         "down": (s["output"], model, k["mlp_gated"], inner),
     }
-    words = []
+    words, before = [], 0
     for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True):
         if name in maps and is_wanted:
             grad, outputs, inputs, width = maps[name]
-            words += (outputs, sizes.rows, width, grad, 1, outputs, inputs, width, 1, result, width, 0, 0, 0, 0, 0)
+            shares, before = inputs == before, inputs
+            words += (outputs, sizes.rows, width, grad, 1, outputs, inputs, width, 1, result, width)
+            words += (0, 0, 0, 0, shares, 0)
     if words:
         _functions["products", dtype](_packed([free_threads(), len(words) // _PRODUCT, rounded, *words]))
 
@@ -368,29 +370,9 @@ class _Chain:
     def _product(self, depth, width, a, b, b_depth, b_column, to, add, plus) -> None:
         panels = address("panels", self._panels, self._dtype, self._panels.numel()) + self._panel_at
         self._panel_at += -(-width // _PANEL) * _PANEL * depth * self._dtype.itemsize
-        self._stages.append(
-            (
-                _PASSES["product"],
-                (
-                    self._sizes.rows,
-                    depth,
-                    width,
-                    a,
-                    depth,
-                    1,
-                    b,
-                    b_depth,
-                    b_column,
-                    to,
-                    width,
-                    add,
-                    panels,
-                    1,
-                    0,
-                    plus,
-                ),
-            )
-        )
+        of_a, of_b = (a, depth, 1), (b, b_depth, b_column)
+        words = (self._sizes.rows, depth, width, *of_a, *of_b, to, width, add, panels, 1, 0, 0, plus)
+        self._pass("product", words)
 
     def map(self, x: int, weight: int, outputs: int, inputs: int, to: int, plus: int = 0) -> None:
         """`to` = x · weightᵀ, plus a matrix, for a weight (outputs, inputs)."""

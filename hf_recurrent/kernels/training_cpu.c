@@ -16,6 +16,7 @@ struct product { /* to (rows, width) = a · b, or with `add` += */
     int64_t rows, depth, width, a, a_row, a_depth, b, b_depth, b_column, to, to_row, add;
     int64_t packed, packs; /* memory for b as panels, or 0 with a transposed a; whether this product fills it */
     int64_t continues;     /* `to` is the same as in the product before, with the same rows */
+    int64_t shares;        /* without packed panels: b is that of the product before, and none of the two continues one */
     int64_t plus;          /* with a packed b: 0, or a matrix like `to` that is added after the last step of the sums */
 };
 

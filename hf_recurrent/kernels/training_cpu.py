@@ -111,6 +111,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         del simulated  # all of them at once, as below
         return
     packed, fields, before, operations = {}, [1, len(products), rounded], None, 0
+    of_transposed = None  # b of the product before, if its a is transposed and it adds to nothing
     kept = []  # copies and packed matrices live until the call
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
@@ -124,16 +125,20 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         kept.append((a, b))
         b_address = address("b", b, dtype, depth * width, strided=True)
         to_address = address("to", to, dtype, rows * width, strided=True)
-        panels, is_new = 0, False
+        found, continues = (b_address, b_depth, b_column, depth, width), add and to_address == before
+        panels, is_new, shares = 0, False, False
         if a_depth == 1:
-            found = b_address, b_depth, b_column, depth, width
             if is_new := found not in packed:
                 packed[found] = _panels(b, dtype)
             panels = packed[found].data_ptr()
+        else:
+            shares = found == of_transposed and not add
+            if continues:
+                fields[-2] = False  # the product before does not share b, if it did
+        of_transposed = None if a_depth == 1 or add else found
         fields += (
             rows, depth, width, address("a", a, dtype, rows * depth, strided=True), a_row, a_depth,
-            b_address, b_depth, b_column, to_address, to.stride(0), add,
-            panels, is_new, add and to_address == before, 0,
+            b_address, b_depth, b_column, to_address, to.stride(0), add, panels, is_new, continues, shares, 0,
         )  # fmt: skip
         before, operations = to_address, operations + rows * depth * width
     if operations >= _SERIAL_PRODUCTS:
@@ -284,7 +289,7 @@ def rms_norm_backward(
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """-log softmax(logits)[target] of each row, zero where the target (rows,) is `ignored`, and what the gradient needs.
+    """-log softmax(logits)[target] of each row, zero where the target is `ignored`, and what the gradient needs.
 
     `ignored` is negative. Raises IndexError if another target is not a column.
     """

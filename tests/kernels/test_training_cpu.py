@@ -103,6 +103,26 @@ def test_products_do_not_depend_on_threads(dtype, rounded, threads):
         assert_near(one, a.double() @ b.double(), dtype, 20)
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_products_that_share_a_matrix(rounded):
+    """Gradients of weights of one input, of which the last one is added up of two."""
+    if rounded:
+        needs_bf16()
+    dtype, before, found = torch.float32 if rounded else torch.float64, torch.get_num_threads(), []
+    x, grads = numbers(300, 40, dtype=dtype), [numbers(300, width, dtype=dtype, seed=width) for width in (70, 5, 33)]
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        outputs = [torch.empty(grad.shape[1], 40, dtype=dtype) for grad in grads]
+        products = [(grad.T, x, to, False) for grad, to in zip(grads, outputs, strict=True)]
+        training_cpu.multiply([*products, (grads[2].T, x, outputs[2], True)], rounded=rounded)
+        found.append(outputs)
+    torch.set_num_threads(before)
+    for number, (grad, *results) in enumerate(zip(grads, *found, strict=True)):
+        grad, inputs = (each.bfloat16() if rounded else each for each in (grad, x))
+        assert_near(results[0], (1 + (number == 2)) * (grad.T.double() @ inputs.double()), dtype, 20)
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
 def test_products_of_slices():
     """Rows with gaps, as parts of wider tensors have, and results next to other numbers."""
     wide = numbers(40, 90, dtype=torch.float32)
