@@ -92,13 +92,14 @@ def layer(
     sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
     output, last = empty(hidden.shape, dtype), torch.empty_like(state, memory_format=torch.contiguous_format)
     kept = empty(torch.Size((sizes.kept().total,)), dtype)
-    chain = _Chain(dtype, sizes, rounded=rounded)
+    into_state, into_inner = (sizes.model, sizes.state), (sizes.model, sizes.inner)
+    maps = [*[into_state] * 4, into_state[::-1], *[into_inner] * 2, into_inner[::-1]]
+    chain = _Chain(dtype, sizes, maps=maps, rounded=rounded)
     if not is_simulated():
         hidden, state = hidden.contiguous(), state.contiguous()
         reset_mask = None if reset_mask is None else reset_mask.contiguous()
         given, k = _given(sizes, hidden, state, reset_mask, weights), sizes.kept().pointers(kept)
-        to = address("last", last, dtype, state.numel()), address("output", output, dtype, hidden.numel())
-        _add_layer(chain, sizes, given, eps, k, *to)
+        _add_layer(chain, sizes, given, eps, k, last.data_ptr(), output.data_ptr())
         chain.run()
     return output, last, kept
 
@@ -159,54 +160,60 @@ def layer_backward(
     sums = LayerWeights(
         *(hidden.new_empty(chunks, len(w)) if w.dim() == 1 else empty(w.shape, dtype) for w in weights)
     )
-    chain = _Chain(dtype, sizes, descends=True, rounded=rounded)
+    options = {"rounded": rounded, "descends": True}
+    mlp = _Chain(dtype, sizes, maps=[(sizes.model, sizes.inner), *[(sizes.inner, sizes.model)] * 2], **options)
+    block = _Chain(dtype, sizes, maps=[(sizes.model, sizes.state), *[(sizes.state, sizes.model)] * 4], **options)
     if not is_simulated():
         hidden, state, grad = hidden.contiguous(), state.contiguous(), grad.contiguous()
         reset_mask = None if reset_mask is None else reset_mask.contiguous()
         grad_last = None if grad_last is None else grad_last.contiguous()
         given = _given(sizes, hidden, state, reset_mask, weights)
+        address("kept", kept, dtype, sizes.kept().total)
         k, s = sizes.kept().pointers(kept), sizes.scratch().pointers(scratch)
         s |= {"output": address("grad", grad, dtype, hidden.numel())}
         s |= {"last": 0 if grad_last is None else address("grad_last", grad_last, dtype, state.numel())}
-        s |= {"layer": address("grad_hidden", grad_hidden, dtype, hidden.numel())}
-        s |= {"state": address("grad_state", grad_state, dtype, state.numel())}
-        to = LayerWeights(*(address("sums", each, dtype, each.numel()) for each in sums))
-        _add_backward(chain, sizes, given, eps, k, s, to)
-        chain.run()
-        _weight_gradients(sizes, dtype, k, s, to, wanted, rounded)
+        s |= {"layer": grad_hidden.data_ptr(), "state": grad_state.data_ptr()}
+        to = LayerWeights(*(each.data_ptr() for each in sums))
+        _add_mlp_backward(mlp, sizes, given, eps, k, s, to)
+        mlp.run()
+        _weight_gradients(_mlp_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
+        _add_block_backward(block, sizes, given, eps, k, s, to)
+        block.run()
+        _weight_gradients(_block_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
     found = (each.sum(0) if w.dim() == 1 else each for each, w in zip(sums, weights, strict=True))
     chosen = (each if want else None for each, want in zip(found, wanted, strict=True))
     return LayerGradients(grad_hidden, grad_state, LayerWeights(*chosen))
 
 
-def _add_backward(
-    chain: "_Chain",
-    sizes: "_Sizes",
-    given: "_Given",
-    eps: Epsilons,
-    k: dict[str, int],
-    s: dict[str, int],
-    to: LayerWeights,
+def _add_mlp_backward(
+    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
 ) -> None:
-    """The passes of [`layer_backward`], but for matrices' gradients.
+    """The passes back to the input of the second norm.
 
     Args:
-        k: addresses of the arrays that were kept.
+        k: addresses of the arrays that were kept, by name.
         s: of the gradients of arrays, of the layer's output, last state, input ("layer") and state.
-        to: of the sums of the gradients of vectors over the rows of each chunk.
+        to: of the gradients of weights; of vectors, the sums over the rows of each chunk.
     """
-    w, model, state, inner = given.weights, sizes.model, sizes.state, sizes.inner
-    normed, mlp_gated = chain.local(model), chain.local(inner)
-    gated, states = chain.local(state), chain.local(state)
-    chain.map_backward(s["output"], w.down, model, inner, mlp_gated)
+    w, model, inner = given.weights, sizes.model, sizes.inner
+    normed, gated = chain.local(model), chain.local(inner)
+    chain.map_backward(s["output"], w.down, model, inner, gated)
     chain.gated_norm_backward(
-        eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], mlp_gated, s["mlp_gate"], s["up"]
+        eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"]
     )
     chain.map_backward(s["mlp_gate"], w.mlp_gate, inner, model, normed)
     chain.map_backward(s["up"], w.up, inner, model, normed, add=True)
     chain.rms_norm_backward(
         eps.mlp_norm, k["hidden"], w.mlp_norm, k["mlp_scales"], normed, s["hidden"], to.mlp_norm, s["output"]
     )
+
+
+def _add_block_backward(
+    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
+) -> None:
+    """The passes from there to the layer's input; arguments as in [`_add_mlp_backward`]."""
+    w, model, state = given.weights, sizes.model, sizes.state
+    normed, gated, states = chain.local(model), chain.local(state), chain.local(state)
     chain.map_backward(s["hidden"], w.out, model, state, gated)
     chain.gated_norm_backward(eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states)
     chain.recurrence_backward(
@@ -217,33 +224,39 @@ def _add_backward(
     chain.rms_norm_backward(eps.norm, given.hidden, w.norm, k["scales"], normed, s["layer"], to.norm, s["hidden"])
 
 
-def _weight_gradients(
-    sizes: "_Sizes",
-    dtype: torch.dtype,
-    k: dict[str, int],
-    s: dict[str, int],
-    to: LayerWeights,
-    wanted: Sequence[bool],
-    rounded: bool,
-) -> None:
-    """Gradients of the wanted matrices, gradᵀ · inputs; addresses as in [`_add_backward`]."""
-    model, state, inner = sizes.model, sizes.state, sizes.inner
-    maps = {
+_Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
+
+
+def _mlp_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
+    model, inner = sizes.model, sizes.inner
+    return {
+        "mlp_gate": (s["mlp_gate"], inner, k["mlp_normed"], model),
+        "up": (s["up"], inner, k["mlp_normed"], model),
+        "down": (s["output"], model, k["mlp_gated"], inner),
+    }
+
+
+def _block_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
+    model, state = sizes.model, sizes.state
+    return {
         "recurrence_gate": (s["recurrence_gate"], state, k["normed"], model),
         "input_gate": (s["input_gate"], state, k["normed"], model),
         "input_projection": (s["inputs"], state, k["normed"], model),
         "gate": (s["gate"], state, k["normed"], model),
         "out": (s["hidden"], model, k["gated"], state),
-        "mlp_gate": (s["mlp_gate"], inner, k["mlp_normed"], model),
-        "up": (s["up"], inner, k["mlp_normed"], model),
-        "down": (s["output"], model, k["mlp_gated"], inner),
     }
+
+
+def _weight_gradients(
+    maps: _Maps, rows: int, dtype: torch.dtype, to: LayerWeights, wanted: Sequence[bool], rounded: bool
+) -> None:
+    """Gradients of the wanted matrices, gradᵀ · input, to their addresses."""
     words, before = [], 0
     for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True):
         if name in maps and is_wanted:
             grad, outputs, inputs, width = maps[name]
             shares, before = inputs == before, inputs
-            words += (outputs, sizes.rows, width, grad, 1, outputs, inputs, width, 1, result, width)
+            words += (outputs, rows, width, grad, 1, outputs, inputs, width, 1, result, width)
             words += (0, 0, 0, 0, shares, 0)
     if words:
         _functions["products", dtype](_packed([free_threads(), len(words) // _PRODUCT, rounded, *words]))
@@ -263,7 +276,7 @@ class _Layout:
         self.total = at
 
     def pointers(self, tensor: Tensor) -> dict[str, int]:
-        begin = address("workspace", tensor, tensor.dtype, self.total)
+        begin = tensor.data_ptr()
         return {name: begin + offset for name, offset in self.offsets.items()}
 
 
@@ -304,10 +317,17 @@ def _kept(sizes: _Sizes) -> _Layout:
 
 @cache
 def _scratch(sizes: _Sizes) -> _Layout:
-    widths = {"hidden": sizes.model}
-    widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate"), sizes.state)
-    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
-    return _Layout(widths, sizes.rows, sizes.item_size)
+    layouts = [
+        _Layout({"hidden": sizes.model} | dict.fromkeys(names, width), sizes.rows, sizes.item_size)
+        for names, width in (
+            (("mlp_gate", "up"), sizes.inner),
+            (("recurrence_gate", "input_gate", "inputs", "gate"), sizes.state),
+        )
+    ]
+    # The MLP's gradients have been read when those of the block are written.
+    layouts[0].offsets |= layouts[1].offsets
+    layouts[0].total = max(layout.total for layout in layouts)
+    return layouts[0]
 
 
 class _Given(NamedTuple):
@@ -321,21 +341,25 @@ class _Given(NamedTuple):
 
 def _given(sizes: _Sizes, hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights) -> _Given:
     """Addresses of contiguous tensors; raises UnreadableTensor where they do not fit together."""
-    model, width, inner = sizes.model, sizes.state, sizes.inner
-    inward, outward = dict.fromkeys(("recurrence_gate", "input_gate", "input_projection", "gate"), (width, model)), {}
-    outward |= {"rate": (width,), "norm": (model,), "mlp_norm": (model,), "out": (model, width)}
-    outward |= {"mlp_gate": (inner, model), "up": (inner, model), "down": (model, inner)}
-    shapes = inward | outward
-    named = dict(zip(weights._fields, weights, strict=True))
-    check_shapes({name: (tensor, shapes[name]) for name, tensor in named.items()})
-    check_shapes({"state": (state, (sizes.streams, width)), "reset_mask": (reset_mask, (sizes.streams, sizes.steps))})
-    pointers = (address(name, tensor, hidden.dtype, tensor.numel()) for name, tensor in named.items())
+    shapes, dtype = _shapes(sizes), hidden.dtype
+    if any(weight.shape != shape for weight, shape in zip(weights, shapes, strict=True)):
+        check_shapes({name: pair for name, *pair in zip(weights._fields, weights, shapes, strict=True)})
+    check_shapes({"state": (state, (sizes.streams, sizes.state)), "reset_mask": (reset_mask, hidden.shape[:2])})
     return _Given(
-        address("hidden", hidden, hidden.dtype, hidden.numel()),
-        address("state", state, hidden.dtype, state.numel()),
+        address("hidden", hidden, dtype, hidden.numel()),
+        address("state", state, dtype, state.numel()),
         0 if reset_mask is None else address("reset_mask", reset_mask, torch.bool, reset_mask.numel()),
-        LayerWeights(*pointers),
+        LayerWeights(*(address("weight", weight, dtype, weight.numel()) for weight in weights)),
     )
+
+
+@cache
+def _shapes(sizes: _Sizes) -> LayerWeights:
+    """The shapes of a layer's weights."""
+    model, state, inner = sizes.model, sizes.state, sizes.inner
+    inward, shapes = (state, model), {"rate": (state,), "norm": (model,), "mlp_norm": (model,), "out": (model, state)}
+    shapes |= dict.fromkeys(("recurrence_gate", "input_gate", "input_projection", "gate"), inward)
+    return LayerWeights(**shapes, mlp_gate=(inner, model), up=(inner, model), down=(model, inner))
 
 
 # ---- Chains of passes, as words of the structs in training_cpu.c ----
@@ -352,23 +376,33 @@ def _bits(number: float) -> int:
 
 
 class _Chain:
-    """Passes that run one after another on each tile of rows."""
+    """Passes that run one after another on each tile of rows.
 
-    def __init__(self, dtype: torch.dtype, sizes: _Sizes, *, rounded: bool, descends: bool = False):
+    Args:
+        maps: inputs and outputs of its products.
+        rounded: as in [`layer`].
+        descends: the last rows come first.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        sizes: _Sizes,
+        *,
+        maps: Sequence[tuple[int, int]],
+        rounded: bool,
+        descends: bool = False,
+    ):
         self._dtype, self._sizes, self._rounded, self._descends = dtype, sizes, rounded, descends
         self._stages: list[tuple[int, Sequence[int]]] = []  # number of the pass, and its struct
-        self._products = 0
-        model, state, inner = (-(-width // _PANEL) * _PANEL for width in (sizes.model, sizes.state, sizes.inner))
-        if descends:
-            elements = model * (4 * sizes.state + 2 * sizes.inner) + (state + inner) * sizes.model
-        else:
-            elements = (4 * state + 2 * inner) * sizes.model + model * (sizes.state + sizes.inner)
+        elements = sum(inputs * -(-outputs // _PANEL) * _PANEL for inputs, outputs in maps)
         self._panels = empty(torch.Size((elements,)), dtype)
-        self._panel_at = self._local_bytes = 0
+        self._panel_at = 0 if is_simulated() else self._panels.data_ptr()
+        self._local_bytes = 0
         self._local_widths: dict[int, int] = {}
 
     def _product(self, depth, width, a, b, b_depth, b_column, to, add, plus) -> None:
-        panels = address("panels", self._panels, self._dtype, self._panels.numel()) + self._panel_at
+        panels = self._panel_at
         self._panel_at += -(-width // _PANEL) * _PANEL * depth * self._dtype.itemsize
         of_a, of_b = (a, depth, 1), (b, b_depth, b_column)
         words = (self._sizes.rows, depth, width, *of_a, *of_b, to, width, add, panels, 1, 0, 0, plus)
@@ -449,6 +483,6 @@ class _Chain:
         header = [
             threads, self._sizes.rows, max(self._sizes.steps, _CHUNK), self._descends, self._rounded,
             8 * (at - 3), 8 * locals_at, len(pointers) // 3, words,
-            address("memory", memory, self._dtype, memory.numel()), thread_bytes, len(self._stages),
+            memory.data_ptr(), thread_bytes, len(self._stages),
         ]  # fmt: skip
         _CHAINS[self._dtype](_packed([*header, *body, *pointers]))
