@@ -134,13 +134,13 @@ class CountLearning:
         self._running = self._thread.submit(self._read, blocks)
 
     def _read(self, blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> tuple[float, float, int]:
-        """Learn the blocks of a step; returns the nats of its targets, by the network with a discount, and their number."""
-        joined = _joined(blocks)
-        order = joined.pop("streams").argsort()
-        is_ordered = bool((order[1:] > order[:-1]).all())
-        block = {name: (tensor if is_ordered else tensor[order]).cpu() for name, tensor in joined.items()}
-        labels, network, network_nats = block["shift_labels"], block.get("network"), 0.0
+        """Learn the blocks of a step; returns nats of targets, those by the network with a discount, and their number."""
         with beside_kernels():
+            joined = _joined(blocks)
+            order = joined.pop("streams").argsort()
+            is_ordered = bool((order[1:] > order[:-1]).all())
+            block = {name: (tensor if is_ordered else tensor[order]).cpu() for name, tensor in joined.items()}
+            labels, network, network_nats = block["shift_labels"], block.get("network"), 0.0
             nats = self._documents.read(block, network)
             if self._discount and network is not None:
                 network_nats = float(cross_entropy(network.flatten(0, 1), labels.flatten(), reduction="sum"))
