@@ -134,7 +134,7 @@ class CountLearning:
         self._running = self._thread.submit(self._read, blocks)
 
     def _read(self, blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> tuple[float, float, int]:
-        """Learn the blocks of a step; returns nats of targets, those by the network with a discount, and their number."""
+        """Learn the blocks of a step; returns nats, nats of the network with a discount, and the number of targets."""
         with beside_kernels():
             joined = _joined(blocks)
             order = joined.pop("streams").argsort()
