@@ -34,11 +34,12 @@ from hf_recurrent.trainers.table_gradients import TableGradients
 
 # Kind of work → beginnings of the operators' names; the first that fits counts.
 KINDS = {
+    "whole layers": ("_FusedLayer",),
+    "loss": ("_FusedCrossEntropy", "aten::_log_softmax", "aten::nll_loss", "aten::log_softmax"),
     "products": ("_LinearMaps", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product"),
     "tables": ("_TableSum", "Optimizer.step#RowwiseAdagrad", "aten::sort", "aten::cumsum"),
     "scan": ("_LinearScan", "hf_recurrent::linear_scan", "_Sensitivities"),
     "norms and gates": ("_Fused", "_GatedGelu", "_RmsNorm", "aten::native_layer_norm", "aten::gelu", "aten::sigmoid"),
-    "loss": ("aten::_log_softmax", "aten::nll_loss", "aten::log_softmax"),
     "optimizer": ("Optimizer.", "aten::_fused_adamw"),
     "other operators": ("aten::", "autograd::engine"),
 }

@@ -43,7 +43,8 @@ class CountLearning:
         if self._running is not None:  # of a run that was interrupted
             self._running.exception()
             self._running = None
-        self._blocks: list[dict[str, torch.Tensor]] = []
+        # Of each micro-batch: its tensors, and the network's logits of its parts.
+        self._blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]] = []
         self._documents: DocumentLearning | None = None  # until the first block
         self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
         self._planned_steps = 0  # of the run before which documents were read ahead
@@ -109,9 +110,7 @@ class CountLearning:
             return
         block = {name: batch[name] for name in ("input_ids", "shift_labels")} | {"reset_mask": self._reset_mask(batch)}
         block["streams"] = torch.as_tensor(batch["stream_indices"], device=batch["input_ids"].device)
-        if logits:
-            block["network"] = torch.cat(logits, dim=1)[:, -batch["input_ids"].shape[1] :].float()
-        self._blocks.append(block)
+        self._blocks.append((block, list(logits or ())))
         if len(self._blocks) == self.trainer.args.gradient_accumulation_steps:
             self._learn()
 
@@ -125,20 +124,23 @@ class CountLearning:
             self._bytes += count
 
     def _learn(self) -> None:
-        joined = {name: torch.cat([block[name] for block in self._blocks]) for name in self._blocks[0]}
-        self._blocks.clear()
-        if self.trainer.args.world_size > 1:
-            joined = {name: self.trainer.accelerator.gather(tensor) for name, tensor in joined.items()}
-        order = joined.pop("streams").argsort()
-        block = {name: tensor[order].cpu() for name, tensor in joined.items()}
+        blocks, self._blocks = self._blocks, []
         if self._documents is None:
-            self._documents = DocumentLearning(self.memory, len(order))
-        self._running = self._thread.submit(self._read, block)
+            rows = sum(len(block["streams"]) for block, _ in blocks) * self.trainer.args.world_size
+            self._documents = DocumentLearning(self.memory, rows)
+        if self.trainer.args.world_size > 1:  # all processes gather in the same order, so not in another thread
+            gather = self.trainer.accelerator.gather
+            blocks = [({name: gather(tensor) for name, tensor in _joined(blocks).items()}, [])]
+        self._running = self._thread.submit(self._read, blocks)
 
-    def _read(self, block: dict[str, torch.Tensor]) -> tuple[float, float, int]:
-        """Learn a block; returns the nats of its targets, those by the network with a discount, and their number."""
-        labels, network, network_nats = block["shift_labels"], block.get("network"), 0.0
+    def _read(self, blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> tuple[float, float, int]:
+        """Learn the blocks of a step; returns nats, nats of the network with a discount, and the number of targets."""
         with beside_kernels():
+            joined = _joined(blocks)
+            order = joined.pop("streams").argsort()
+            is_ordered = bool((order[1:] > order[:-1]).all())
+            block = {name: (tensor if is_ordered else tensor[order]).cpu() for name, tensor in joined.items()}
+            labels, network, network_nats = block["shift_labels"], block.get("network"), 0.0
             nats = self._documents.read(block, network)
             if self._discount and network is not None:
                 network_nats = float(cross_entropy(network.flatten(0, 1), labels.flatten(), reduction="sum"))
@@ -179,3 +181,13 @@ class CountLearning:
         self._nats, self._bytes = values["nats"], values["bytes"]
         self._network_nats = values.get("network_nats", 0.0)  # earlier checkpoints have none
         self._planned_steps = values.get("planned_steps", 0)  # nor this
+
+
+def _joined(blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> dict[str, torch.Tensor]:
+    """The tensors of several blocks, one below the other, with the network's logits (B, T, V), if there are any."""
+    joined = {name: torch.cat([block[name] for block, _ in blocks]) for name in blocks[0][0]}
+    if blocks[0][1]:
+        steps = joined["input_ids"].shape[1]
+        parts = [logits[0] if len(logits) == 1 else torch.cat(logits, dim=1) for _, logits in blocks]
+        joined["network"] = torch.cat([part[:, -steps:] for part in parts]).float()
+    return joined

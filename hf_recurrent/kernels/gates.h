@@ -293,7 +293,7 @@ TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t f
         READ_ROW(x);
         READ_ROW(grad);
         WRITE_ROW(to);
-        const REAL scale = ((const REAL *)one->scales)[row];
+        const REAL scale = ((const REAL *)one->scales)[row], *plus = one->plus ? (const REAL *)one->plus + row * width : NULL;
         VECTOR projected = {0};
         EACH_VECTOR {
             const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
@@ -307,7 +307,11 @@ TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t f
         EACH_VECTOR {
             VECTOR of_norm = OF(grad) * NAME(weight_at)(weight, i, left);
             ROUNDED(of_norm);
-            PUT(to, scale * (of_norm - OF(x) * mean));
+            VECTOR of_x = scale * (of_norm - OF(x) * mean);
+            ROUNDED(of_x);
+            if (plus)
+                of_x += OF(plus);
+            PUT(to, of_x);
         }
     }
 }

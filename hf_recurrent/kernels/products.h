@@ -19,7 +19,7 @@
  * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const char *ahead)
+    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
 {
     VECTOR sums[TILE_ROWS][2];
     UNROLL
@@ -51,10 +51,14 @@ INLINE TARGET void NAME(tile)(
         REAL *row = to + r * to_row;
         if (add)
             sums[r][0] += NAME(load)(row, columns);
+        if (plus)
+            sums[r][0] += NAME(load)(plus + r * to_row, columns);
         NAME(store)(row, sums[r][0], columns);
         if (right > 0) {
             if (add)
                 sums[r][1] += NAME(load)(row + LANES, right);
+            if (plus)
+                sums[r][1] += NAME(load)(plus + r * to_row + LANES, right);
             NAME(store)(row + LANES, sums[r][1], right);
         }
     }
@@ -62,13 +66,14 @@ INLINE TARGET void NAME(tile)(
 
 #define TILE(count) \
     do { \
-        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, ahead); \
+        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, plus, ahead); \
         a += (count) * a_row, to += (count) * to_row, rows -= (count), ahead += (count) * ahead_row; \
+        plus = plus ? plus + (count) * to_row : plus; \
     } while (0)
 
 TARGET static void NAME(tiles)(
     int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const char *ahead, int64_t ahead_row)
+    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead, int64_t ahead_row)
 {
     while (rows >= TILE_ROWS)
         TILE(TILE_ROWS);
@@ -149,6 +154,14 @@ INLINE TARGET void NAME(pack_tile)(int64_t rows, int64_t depth, const REAL *a, i
 #define LESS(x, y) ((x) < (y) ? (x) : (y))
 #define STEPS(index, begin, end, size) for (int64_t index = begin; index < (end); index += (size))
 
+/* What is added to the tile of a panel after a block of the sums that begins with step k; null but for the last one. */
+INLINE const REAL *NAME(plus_of)(const struct product *one, int64_t first, int64_t panel, int64_t k)
+{
+    if (!one->plus || k + DEPTH < one->depth)
+        return NULL;
+    return (const REAL *)one->plus + first * one->to_row + panel * PANEL;
+}
+
 /* Rows `first` to `end` of to = a · b, whose panels are packed. */
 TARGET static void NAME(product)(const struct product *one, int64_t first, int64_t end)
 {
@@ -159,7 +172,7 @@ TARGET static void NAME(product)(const struct product *one, int64_t first, int64
                     end - first, LESS(one->depth - k, DEPTH), (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
                     (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
                     (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add,
+                    k > 0 || one->add, NAME(plus_of)(one, first, panel, k),
                     (const char *)((const REAL *)one->a + (first + TILE_ROWS) * one->a_row + TILE_ROWS * k),
                     one->a_row * (int64_t)sizeof(REAL));
 }
@@ -172,27 +185,42 @@ INLINE const char *NAME(next_block)(const struct product *one, int64_t next, int
     return done < of_b ? (const char *)b + done : (const char *)a + LESS(done - of_b, MOST_AHEAD);
 }
 
-/* The same with a transposed a, as the gradient of a weight has, and panels `begin` to `stop`: the depth is long, so that
- * panels are packed in turn. */
-TARGET static void NAME(transposed_product)(
-    const struct product *one, int64_t first, int64_t end, int64_t begin, int64_t stop)
+/* A block of the sums of the same with a transposed a: steps k to k + depth of rows `first` to `end`, from packed panels
+ * `begin` to `stop`. */
+TARGET static void NAME(transposed_block)(
+    const struct product *one, int64_t k, int64_t depth, int64_t first, int64_t end, int64_t begin, int64_t stop,
+    const REAL *packed)
 {
     REAL tile[TILE_ROWS * DEPTH + LANES] __attribute__((aligned(64)));
+    int64_t done = 0; /* bytes of the next block that were asked for */
+    STEPS(row, first, end, TILE_ROWS) {
+        const int64_t rows = LESS(end - row, TILE_ROWS);
+        NAME(pack_tile)(
+            rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
+        for (int64_t panel = begin; panel < stop; panel++, done += depth * LINE)
+            NAME(tiles)(
+                rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
+                (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
+                k > 0 || one->add, NULL, NAME(next_block)(one, k + DEPTH, done), 0);
+    }
+}
+
+/* Tiles `first` to `end` of the rows of a group of products with a transposed a, as gradients of weights have, and one b.
+ * The depth is long, so that panels are packed in turn. */
+TARGET static void NAME(transposed_products)(
+    const struct product *group, int64_t first, int64_t end, int64_t begin, int64_t stop)
+{
     REAL *packed = (REAL *)own_panels;
-    STEPS(k, 0, one->depth, DEPTH) {
-        const int64_t depth = LESS(one->depth - k, DEPTH);
-        int64_t done = 0;
+    STEPS(k, 0, group->depth, DEPTH) {
+        const int64_t depth = LESS(group->depth - k, DEPTH);
         STEPS(panel, begin, stop, 1)
-            NAME(pack)(one, panel, k, depth, packed + (panel - begin) * depth * PANEL);
-        STEPS(row, first, end, TILE_ROWS) {
-            const int64_t rows = LESS(end - row, TILE_ROWS);
-            NAME(pack_tile)(
-                rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
-            for (int64_t panel = begin; panel < stop; panel++, done += depth * LINE)
-                NAME(tiles)(
-                    rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
-                    (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add, NAME(next_block)(one, k + DEPTH, done), 0);
+            NAME(pack)(group, panel, k, depth, packed + (panel - begin) * depth * PANEL);
+        const struct product *one = group;
+        for (int64_t before = 0; before < end; before += UP(one->rows, TILE_ROWS), one++) {
+            const int64_t row = first > before ? (first - before) * TILE_ROWS : 0;
+            const int64_t last = LESS((end - before) * TILE_ROWS, one->rows);
+            if (row < last)
+                NAME(transposed_block)(one, k, depth, row, last, begin, stop, packed);
         }
     }
 }
@@ -209,18 +237,37 @@ TARGET static void NAME(transposed_product)(
  * The last products come first: parts of transposed products, the gradients of weights, are the longest, and at the end
  * other threads would wait for them. */
 
-/* Rows of a part. Parts of transposed products read b again, so they are as large as the threads allow. */
-INLINE int64_t NAME(rows_of_part)(const struct products *all, const struct product *one)
+/* True where a product belongs to the group of the one before: they share b, which a part packs once. One thread takes a whole
+ * product at a time, whose result and next rows stay in the caches. */
+INLINE int NAME(joins)(const struct products *all, const struct product *one)
+{
+    return one->shares && !all->rounds && all->threads > 1;
+}
+
+/* Rows of a product, or tiles of a group of transposed ones. */
+INLINE int64_t NAME(size_of)(const struct products *all, const struct product *one)
+{
+    if (one->packed)
+        return one->rows;
+    int64_t tiles = UP(one->rows, TILE_ROWS);
+    while (++one < all->list + all->count && NAME(joins)(all, one))
+        tiles += UP(one->rows, TILE_ROWS);
+    return tiles;
+}
+
+/* The same of a part. Parts of transposed products read b again, so they are as large as the threads allow. */
+INLINE int64_t NAME(size_of_part)(const struct products *all, const struct product *one)
 {
     if (one->packed)
         return PART_ROWS;
-    const int64_t wanted = UP(UP(one->rows, TILE_ROWS), all->threads > 1 ? 2 * all->threads : 1);
-    return (wanted < 4 ? 4 : wanted) * TILE_ROWS;
+    const int64_t wanted = UP(NAME(size_of)(all, one), all->threads > 1 ? 2 * all->threads : 1);
+    return wanted < 4 ? 4 : wanted;
 }
 
 INLINE int64_t NAME(parts_of_product)(const struct products *all, const struct product *one)
 {
-    return UP(one->rows, NAME(rows_of_part)(all, one)) * (one->packed ? 1 : UP(PANELS_OF(one), PANELS));
+    const int64_t parts = UP(NAME(size_of)(all, one), NAME(size_of_part)(all, one));
+    return parts * (one->packed ? 1 : UP(PANELS_OF(one), PANELS));
 }
 
 TARGET static void NAME(product_part)(const void *argument, int64_t part)
@@ -230,13 +277,13 @@ TARGET static void NAME(product_part)(const void *argument, int64_t part)
     for (;;) {
         do
             one--;
-        while (one->continues);
+        while (one->continues || NAME(joins)(all, one));
         if (part < NAME(parts_of_product)(all, one))
             break;
         part -= NAME(parts_of_product)(all, one);
     }
-    const int64_t size = NAME(rows_of_part)(all, one), blocks = UP(one->rows, size);
-    const int64_t first = part % blocks * size, end = LESS(first + size, one->rows);
+    const int64_t size = NAME(size_of_part)(all, one), whole = NAME(size_of)(all, one), blocks = UP(whole, size);
+    const int64_t first = part % blocks * size, end = LESS(first + size, whole);
     const int64_t panel = part / blocks * PANELS;
     const int64_t stop = LESS(panel + PANELS, PANELS_OF(one));
     do {
@@ -244,13 +291,13 @@ TARGET static void NAME(product_part)(const void *argument, int64_t part)
         if (all->rounds && one->packed)
             product_bf16(one, first, end);
         else if (all->rounds)
-            transposed_product_bf16(one, first, end, panel, stop);
+            transposed_product_bf16(one, first * TILE_ROWS, LESS(end * TILE_ROWS, one->rows), panel, stop);
         else
 #endif
         if (one->packed)
             NAME(product)(one, first, end);
         else
-            NAME(transposed_product)(one, first, end, panel, stop);
+            NAME(transposed_products)(one, first, end, panel, stop);
         one++;
     } while (one < last && one->continues);
 }
@@ -277,10 +324,8 @@ static void NAME(products)(const struct products *all)
     for (const struct product *one = all->list; one < all->list + all->count; one++) {
         packing.parts += one->packs ? PANELS_OF(one) : 0;
         packed += one->packs ? one->depth * one->width : 0;
-        products.parts += one->continues ? 0 : NAME(parts_of_product)(all, one);
+        products.parts += one->continues || NAME(joins)(all, one) ? 0 : NAME(parts_of_product)(all, one);
     }
     share(&packing, packed < SERIAL_PACKING ? 1 : all->threads);
     share(&products, all->threads);
 }
-#undef TILE_ROWS
-#undef HAS_ROUNDED

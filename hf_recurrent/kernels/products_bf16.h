@@ -33,7 +33,7 @@ INLINE TARGET_BF16 __m512i neighbour_pairs(const float *from, int64_t count)
 
 INLINE TARGET_BF16 void tile_bf16(
     const int rows, int64_t pairs, const uint32_t *a, int64_t a_row, int64_t a_pair, const uint32_t *b, float *to,
-    int64_t to_row, int64_t columns, int add)
+    int64_t to_row, int64_t columns, int add, const float *plus)
 {
     const __mmask16 low = first_lanes(columns), high = first_lanes(columns - 16);
     __m512 sums[TILE_ROWS][2];
@@ -57,6 +57,10 @@ INLINE TARGET_BF16 void tile_bf16(
             sums[r][0] += _mm512_maskz_loadu_ps(low, row);
             sums[r][1] += _mm512_maskz_loadu_ps(high, row + 16);
         }
+        if (plus) {
+            sums[r][0] += _mm512_maskz_loadu_ps(low, plus + r * to_row);
+            sums[r][1] += _mm512_maskz_loadu_ps(high, plus + r * to_row + 16);
+        }
         _mm512_mask_storeu_ps(row, low, sums[r][0]);
         _mm512_mask_storeu_ps(row + 16, high, sums[r][1]);
     }
@@ -64,13 +68,14 @@ INLINE TARGET_BF16 void tile_bf16(
 
 #define TILE_BF16(count) \
     do { \
-        tile_bf16(count, pairs, a, a_row, a_pair, b, to, to_row, columns, add); \
+        tile_bf16(count, pairs, a, a_row, a_pair, b, to, to_row, columns, add, plus); \
         a += (count) * a_row, to += (count) * to_row, rows -= (count); \
+        plus = plus ? plus + (count) * to_row : plus; \
     } while (0)
 
 TARGET_BF16 static void tiles_bf16(
     int64_t rows, int64_t pairs, const uint32_t *a, int64_t a_row, int64_t a_pair, const uint32_t *b, float *to,
-    int64_t to_row, int64_t columns, int add)
+    int64_t to_row, int64_t columns, int add, const float *plus)
 {
     while (rows >= TILE_ROWS)
         TILE_BF16(TILE_ROWS);
@@ -132,7 +137,7 @@ TARGET_BF16 static void product_bf16(const struct product *one, int64_t first, i
                     end - first, pairs, own_pairs, PAIRS, 1,
                     (const uint32_t *)one->packed + (panel * all_pairs + k / 2) * PANEL,
                     (float *)one->to + first * one->to_row + panel * PANEL, one->to_row,
-                    one->width - panel * PANEL, k > 0 || one->add);
+                    one->width - panel * PANEL, k > 0 || one->add, NAME(plus_of)(one, first, panel, k));
         }
 }
 
@@ -156,7 +161,7 @@ TARGET_BF16 static void transposed_product_bf16(
                 tiles_bf16(
                     rows, pairs, own_pairs, 1, 16, packed + (panel - begin) * pairs * PANEL,
                     (float *)one->to + row * one->to_row + panel * PANEL, one->to_row,
-                    one->width - panel * PANEL, k > 0 || one->add);
+                    one->width - panel * PANEL, k > 0 || one->add, NULL);
         }
     }
 }

@@ -19,10 +19,11 @@
 /* On busy cores a worker keeps the others waiting for the time slice of another program, or takes their core from them.
  * A thread that works loses the time in which it does not run. After a loss of more than LOST, and of an eighth of the
  * call, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long if that happens again,
- * and shorter after calls without a loss. */
+ * and a third as long after RECOVERY in calls without a loss. */
 #define LOST 200000
 #define FIRST_PAUSE 4000000
 #define LONGEST_PAUSE 500000000
+#define RECOVERY 128000000
 
 typedef void parallel(void (*function)(void *), void *argument, unsigned threads, unsigned flags); /* GOMP_parallel */
 
@@ -180,7 +181,7 @@ static void share_in_pool(struct call *call, int threads)
         SET(paused_until, time + pause_length);
         pause_length = 2 * pause_length < LONGEST_PAUSE ? 2 * pause_length : LONGEST_PAUSE;
     } else if (pause_length > FIRST_PAUSE)
-        pause_length -= pause_length / 512;
+        pause_length -= pause_length * (time - begin < RECOVERY / 2 ? time - begin : RECOVERY / 2) / RECOVERY;
     pthread_mutex_unlock(&pool_in_use);
 }
 

@@ -3,4 +3,8 @@
 #include "vector_functions.h"
 #include "products.h"
 #include "gates.h"
+#include "losses.h"
 #include "tables.h"
+#include "layer.h"
+#undef TILE_ROWS
+#undef HAS_ROUNDED

@@ -8,7 +8,7 @@
 #include "thread_pool.h"
 #include <math.h>
 
-#define VERSION 4 /* of the structs; raise it with every change */
+#define VERSION 5 /* of the structs; raise it with every change */
 #define CHUNK 64  /* rows whose sums over rows are added up in order */
 
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
@@ -16,6 +16,8 @@ struct product { /* to (rows, width) = a · b, or with `add` += */
     int64_t rows, depth, width, a, a_row, a_depth, b, b_depth, b_column, to, to_row, add;
     int64_t packed, packs; /* memory for b as panels, or 0 with a transposed a; whether this product fills it */
     int64_t continues;     /* `to` is the same as in the product before, with the same rows */
+    int64_t shares;        /* without packed panels: b is that of the product before, and none of the two continues one */
+    int64_t plus;          /* with a packed b: 0, or a matrix like `to` that is added after the last step of the sums */
 };
 
 struct products {
@@ -40,7 +42,51 @@ struct gate_coefficients {
 struct rms_norm {
     int64_t threads, rows, width;
     double eps;
-    int64_t x, weight, to, scales, grad, grad_weight; /* backward: `to` is the gradient of x; last: (chunks, width) */
+    /* backward: `to` is the gradient of x, plus `plus` where it is not 0; `grad_weight`: (chunks, width) */
+    int64_t x, weight, to, scales, grad, grad_weight, plus;
+};
+
+/* h_t = r ∘ h_{t-1} + γ ∘ input_gate ∘ inputs; a row is a step, `steps` rows a stream. */
+struct gated_recurrence {
+    int64_t rows, width, steps;
+    int64_t recurrence_gate, rate, input_gate, inputs, initial, resets, states, last; /* `resets`: bytes, or 0 */
+    int64_t grad_states, grad_last, grad_initial, grad_recurrence_gate, grad_input_gate, grad_inputs; /* `grad_last`: or 0 */
+    int64_t log_decays, grad_rate; /* memory for a number of each state; (chunks, width) */
+};
+
+/* Passes over rows, one after another on CHUNK rows; a part is `part_rows` rows, whole streams. */
+enum pass {
+    PRODUCT, RMS_NORM, RMS_NORM_BACKWARD, GATED_NORM, GATED_NORM_BACKWARD, GATED_RECURRENCE, GATED_RECURRENCE_BACKWARD
+};
+
+struct stage {
+    int64_t pass, argument; /* its struct, in bytes after the chain's beginning; a product is one of `products` */
+};
+
+/* A pointer in a struct, to memory of a thread for the rows of a tile: `word` of the chain, bytes of a row, place in it. */
+struct local {
+    int64_t word, row_bytes, at;
+};
+
+struct chain {
+    int64_t threads, rows, part_rows, descends, rounds; /* in order of the rows, or backwards; as in struct products */
+    int64_t products, locals; /* all products of the chain, and its locals, in bytes after its beginning */
+    int64_t local_count, words; /* of the whole chain */
+    int64_t memory, thread_bytes; /* for each thread: a copy of the chain, then its rows */
+    int64_t count;
+    struct stage stages[];
+};
+
+struct running_chain {
+    const struct chain *chain;
+    uint64_t taken; /* a bit for each thread's memory */
+};
+
+/* -log softmax(logits)[target], and its gradient; targets outside of the columns cost nothing. */
+struct cross_entropy {
+    int64_t threads, rows, width;
+    int64_t logits, targets, nats, grad, kept, grad_logits; /* of each row: int64, two numbers; in `kept` its maximum, and
+                                                              1 / sum of the exponentials */
 };
 
 struct table {
@@ -114,6 +160,15 @@ EXPORT int hf_training_has_fast_bf16(void)
 EXPORT_PRODUCTS(float32, 0)
 EXPORT_PRODUCTS(float64, 1)
 
+#define EXPORT_CHAIN(type, number) \
+    EXPORT void hf_chain_##type(const struct chain *chain) \
+    { \
+        static void (*const versions[2][LEVELS])(const struct chain *) = VERSIONS(chain); \
+        versions[number][level_in_use()](chain); \
+    }
+EXPORT_CHAIN(float32, 0)
+EXPORT_CHAIN(float64, 1)
+
 /* A part is CHUNK rows. */
 #define EXPORT_PASS(name, structure, type, number) \
     static void name##_part_##type(const void *argument, int64_t part) \
@@ -140,6 +195,8 @@ EXPORT_PASSES(gate_coefficients, gate_coefficients)
 EXPORT_PASSES(gate_coefficients_backward, gate_coefficients)
 EXPORT_PASSES(rms_norm, rms_norm)
 EXPORT_PASSES(rms_norm_backward, rms_norm)
+EXPORT_PASSES(cross_entropy, cross_entropy)
+EXPORT_PASSES(cross_entropy_backward, cross_entropy)
 EXPORT_PASSES(table_sum, table)
 EXPORT_PASSES(table_gradient, table)
 EXPORT_PASSES(table_adagrad, table)

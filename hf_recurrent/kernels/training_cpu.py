@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 4  # of the structs in training_cpu.c
+_VERSION = 5  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -38,12 +38,14 @@ _COEFFICIENTS = (
     *("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled", "grad_decay", "grad_scaled"),
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
-_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight")
+_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus")
+_CROSS_ENTROPY = ("logits", "targets", "nats", "grad", "kept", "grad_logits")
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
+_TENSORS["cross_entropy"] = _CROSS_ENTROPY
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
 _TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
-_INTEGERS = {"lookups", "order", "ranks", "found", "addresses"}
+_INTEGERS = {"targets", "lookups", "order", "ranks", "found", "addresses"}
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -109,6 +111,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         del simulated  # all of them at once, as below
         return
     packed, fields, before, operations = {}, [1, len(products), rounded], None, 0
+    of_transposed = None  # b of the product before, if its a is transposed and it adds to nothing
     kept = []  # copies and packed matrices live until the call
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
@@ -122,16 +125,20 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         kept.append((a, b))
         b_address = address("b", b, dtype, depth * width, strided=True)
         to_address = address("to", to, dtype, rows * width, strided=True)
-        panels, is_new = 0, False
+        found, continues = (b_address, b_depth, b_column, depth, width), add and to_address == before
+        panels, is_new, shares = 0, False, False
         if a_depth == 1:
-            found = b_address, b_depth, b_column, depth, width
             if is_new := found not in packed:
                 packed[found] = _panels(b, dtype)
             panels = packed[found].data_ptr()
+        else:
+            shares = found == of_transposed and not add
+            if continues:
+                fields[-2] = False  # the product before does not share b, if it did
+        of_transposed = None if a_depth == 1 or add else found
         fields += (
             rows, depth, width, address("a", a, dtype, rows * depth, strided=True), a_row, a_depth,
-            b_address, b_depth, b_column, to_address, to.stride(0), add,
-            panels, is_new, add and to_address == before,
+            b_address, b_depth, b_column, to_address, to.stride(0), add, panels, is_new, continues, shares, 0,
         )  # fmt: skip
         before, operations = to_address, operations + rows * depth * width
     if operations >= _SERIAL_PRODUCTS:
@@ -279,6 +286,37 @@ def rms_norm_backward(
         given |= {"weight": (weight.contiguous(), sizes[1]), "grad_weight": (sums, sums.numel())}
     _run("rms_norm_backward", x.dtype, sizes, (eps,), given)
     return grad_x, None if sums is None else sums.sum(0)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[target] of each row, zero where the target is `ignored`, and what the gradient needs.
+
+    `ignored` is negative. Raises IndexError if another target is not a column.
+    """
+    sizes = _rows_and_width(logits)
+    if targets.numel() and not is_simulated():
+        least, most = torch.aminmax(targets)
+        if most >= sizes[1] or (least < 0 and bool(((targets < 0) & (targets != ignored)).any())):
+            raise IndexError(
+                f"A target is out of bounds: logits have {sizes[1]} columns, targets are {least} to {most}."
+            )
+    nats, kept = logits.new_empty(sizes[0]), logits.new_empty(sizes[0], 2)
+    _run("cross_entropy", logits.dtype, sizes, (), _loss_given(logits, targets, kept) | {"nats": (nats, sizes[0])})
+    return nats, kept
+
+
+def cross_entropy_backward(logits: Tensor, targets: Tensor, kept: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the logits from that of each row's loss (rows,)."""
+    to, sizes = _like(logits), _rows_and_width(logits)
+    given = {"grad": (grad.contiguous(), sizes[0]), "grad_logits": (to, to.numel())}
+    _run("cross_entropy_backward", logits.dtype, sizes, (), _loss_given(logits, targets, kept) | given)
+    return to
+
+
+def _loss_given(logits: Tensor, targets: Tensor, kept: Tensor) -> Given:
+    rows = _rows_and_width(logits)[0]
+    given = {"logits": (logits.contiguous(), logits.numel()), "kept": (kept, 2 * rows)}
+    return given | {"targets": (targets.contiguous(), rows)}
 
 
 def _chunks(rows: int) -> int:

@@ -8,6 +8,7 @@ from torch import nn
 
 from .recurrent_state import upcast
 from .tensor_checks import check_tensor
+from .training_kernels import training_kernels
 
 IGNORE_INDEX = -100  # a label without a loss, as in torch and transformers
 
@@ -43,11 +44,33 @@ def causal_lm_loss(
             f"The targets have shape {tuple(shift_labels.shape)}, but there are logits for {tuple(logits.shape[:2])}."
         )
     targets = shift_labels.flatten().to(logits.device)
-    reduction = "none" if target_weights is not None else "mean" if num_items_in_batch is None else "sum"
-    loss = nn.functional.cross_entropy(
-        upcast(logits).flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction
-    )
+    logits, reduction = upcast(logits).flatten(0, 1), "none"
+    if targets.dtype is torch.long and (kernels := training_kernels(logits)) is not None:
+        loss = _FusedCrossEntropy.apply(kernels, logits, targets)
+    else:
+        if target_weights is None:
+            reduction = "mean" if num_items_in_batch is None else "sum"
+        loss = nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=reduction)
     if target_weights is not None:
-        loss = (loss * target_weights.flatten().to(loss)).sum()
-        num_items_in_batch = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
+        loss = loss * target_weights.flatten().to(loss)
+    if reduction == "none":
+        loss = loss.sum()
+    if num_items_in_batch is None and reduction != "mean":
+        num_items_in_batch = (targets != IGNORE_INDEX).sum()
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    """The loss (rows,) of each row of logits (rows, V), zero where the target (rows,) is ignored."""
+
+    @staticmethod
+    def forward(ctx, kernels, logits, targets):
+        nats, kept = kernels.cross_entropy(logits, targets, IGNORE_INDEX)
+        ctx.kernels = kernels
+        ctx.save_for_backward(logits, targets, kept)
+        return nats
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return None, ctx.kernels.cross_entropy_backward(*ctx.saved_tensors, grad), None

@@ -6,6 +6,7 @@ Shape letters: I inputs of a linear map. `rows` are all other dimensions of the 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -30,6 +31,11 @@ def rounded_products(on: bool = True) -> Iterator[None]:
         _rounds.reset(token)
 
 
+def rounds_products(inputs: torch.Tensor, kernels: ModuleType) -> bool:
+    """True inside [`rounded_products`], where the products of these inputs are to be rounded."""
+    return _rounds.get() and inputs.dtype is torch.float32 and kernels.has_fast_bf16_products()
+
+
 def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
     """`map(inputs)` of each of the maps.
 
@@ -41,8 +47,7 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
         kernels = training_kernels(inputs, *parameters)
         if kernels is not None and kernels.has_fast_products() and not torch.is_autocast_enabled("cpu"):
-            rounded = _rounds.get() and inputs.dtype is torch.float32 and kernels.has_fast_bf16_products()
-            return _LinearMaps.apply(rounded, inputs, *parameters)
+            return _LinearMaps.apply(rounds_products(inputs, kernels), inputs, *parameters)
     return tuple(linear(inputs) for linear in maps)
 
 

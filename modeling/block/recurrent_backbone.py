@@ -316,6 +316,10 @@ class RecurrentLayer(GradientCheckpointingLayer):
         self.mlp = mlp
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        # A block may know a faster way to compute the whole layer; it returns None where it has to be as below.
+        fused_layer = getattr(self.recurrent_block, "fused_layer", None)
+        if fused_layer is not None and (result := fused_layer(self, hidden, inputs)) is not None:
+            return result
         output, state = self.recurrent_block(rms_norm(self.recurrent_norm, hidden), inputs)
         hidden = hidden + output
         return hidden + self.mlp(rms_norm(self.mlp_norm, hidden)), state

@@ -10,15 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
 SMALLEST_FUSED = 1 << 13
-_MODULES = {"cpu": "training_cpu", "cuda": "training_triton"}
+_MODULES = {"cpu": "training_cpu", "cuda": "training_triton", "layer": "layer_cpu"}
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 @cache
-def _module(device_type: str) -> ModuleType | None:
+def _module(name: str) -> ModuleType | None:
     """The kernels' module; None where it is not installed or was not compiled."""
     try:
-        return importlib.import_module(f"hf_recurrent.kernels.{_MODULES[device_type]}")
+        return importlib.import_module(f"hf_recurrent.kernels.{_MODULES[name]}")
     except ImportError:  # a checkpoint's own code without the package, or without a C compiler or Triton
         return None
 
@@ -26,6 +26,11 @@ def _module(device_type: str) -> ModuleType | None:
 def training_module() -> ModuleType | None:
     """The kernels for a CPU; None where they are not installed or were not compiled."""
     return _module("cpu")
+
+
+def layer_module() -> ModuleType | None:
+    """The kernels for whole layers on a CPU, likewise."""
+    return _module("layer")
 
 
 def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:

@@ -14,8 +14,10 @@ from ..block.recurrent_blocks import Contraction, layer_norm
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import is_plain_layer
 from ..units.recurrent_units import build_layer_unit
 from .configuration_memora import MemoraConfig
+from .fused_layer import fused_layer
 
 
 class MemoraRecurrentBlock(nn.Module):
@@ -38,6 +40,17 @@ class MemoraRecurrentBlock(nn.Module):
         output = linear_map(self.out_proj, gated_norm(gate, recurrent, self.eps))
         if self.norm_after_contraction:
             output = layer_norm(output, self.eps)
+        return output, {"recurrent": final_state}
+
+    def fused_layer(
+        self, layer: nn.Module, hidden: torch.Tensor, inputs: LayerInputs
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """The whole layer of this block and a [`MemoraMLP`] as one kernel, where there is one for its inputs."""
+        if not (is_plain_layer(self, MemoraRecurrentBlock) and is_plain_layer(layer.mlp, MemoraMLP)):
+            return None
+        if (result := fused_layer(layer, hidden, inputs)) is None:
+            return None
+        output, final_state = result
         return output, {"recurrent": final_state}
 
 

@@ -148,6 +148,10 @@ def train_everything(kernel, pool) -> int:
         for vector in (None, y[0]):
             output, scales = kernel.rms_norm(x, vector, 1e-6)
             kernel.rms_norm_backward(x, vector, scales, grad, 1e-6)
+        targets = torch.randint(0, width, (rows,))
+        targets[0] = -100
+        kept = kernel.cross_entropy(x, targets, -100)[1]
+        kernel.cross_entropy_backward(x, targets, kept, grad[:, 0])
         lookups = torch.randint(0, rows, (2 * rows, 3))
         kernel.table_sum(x, lookups)
         found, values = kernel.table_gradient(x, lookups, torch.randn(2 * rows, width, dtype=dtype))
@@ -155,6 +159,40 @@ def train_everything(kernel, pool) -> int:
         kernel.table_adagrad(x, torch.ones(rows, dtype=dtype), found, values, 0.1, 1e-10)
         count += 1
     pool.use_team(False)
+    return count + run_layers(kernel)
+
+
+def run_layers(kernel) -> int:
+    """Layers of Memora of odd sizes, with resets, in every type and instruction set."""
+    import torch
+
+    from hf_recurrent.kernels import layer_cpu
+
+    count, eps = 0, layer_cpu.Epsilons(1e-6, 1e-6, 1e-6, 1e-6)
+    for dtype, (streams, steps), level in itertools.product(kernel._TYPES, [(5, 64), (7, 16), (67, 1)], range(3)):
+        if kernel.instruction_level(level) != level:
+            continue
+        model, width, inner = 17, 35, 50
+        shapes = [
+            (width,),
+            (model,),
+            *[(width, model)] * 4,
+            (model, width),
+            (model,),
+            *[(inner, model)] * 2,
+            (model, inner),
+        ]
+        weights = layer_cpu.LayerWeights(*(torch.randn(shape, dtype=dtype) for shape in shapes))
+        weights.rate.abs_()
+        hidden, grad = (torch.randn(streams, steps, model, dtype=dtype) for _ in range(2))
+        state, grad_last = (torch.randn(streams, width, dtype=dtype) for _ in range(2))
+        for mask, rounded in itertools.product([None, torch.rand(streams, steps) < 0.1], [False, True]):
+            if rounded and not (dtype == torch.float32 and kernel.has_bf16_products()):
+                continue
+            *_, kept = layer_cpu.layer(hidden, state, mask, weights, eps, rounded=rounded)
+            given = hidden, state, mask, weights, eps, kept, grad
+            layer_cpu.layer_backward(*given, None if mask is None else grad_last, [True] * 11, rounded=rounded)
+        count += 1
     return count
 
 

@@ -103,6 +103,26 @@ def test_products_do_not_depend_on_threads(dtype, rounded, threads):
         assert_near(one, a.double() @ b.double(), dtype, 20)
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_products_that_share_a_matrix(rounded):
+    """Gradients of weights of one input, of which the last one is added up of two."""
+    if rounded:
+        needs_bf16()
+    dtype, before, found = torch.float32 if rounded else torch.float64, torch.get_num_threads(), []
+    x, grads = numbers(300, 40, dtype=dtype), [numbers(300, width, dtype=dtype, seed=width) for width in (70, 5, 33)]
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        outputs = [torch.empty(grad.shape[1], 40, dtype=dtype) for grad in grads]
+        products = [(grad.T, x, to, False) for grad, to in zip(grads, outputs, strict=True)]
+        training_cpu.multiply([*products, (grads[2].T, x, outputs[2], True)], rounded=rounded)
+        found.append(outputs)
+    torch.set_num_threads(before)
+    for number, (grad, *results) in enumerate(zip(grads, *found, strict=True)):
+        grad, inputs = (each.bfloat16() if rounded else each for each in (grad, x))
+        assert_near(results[0], (1 + (number == 2)) * (grad.T.double() @ inputs.double()), dtype, 20)
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
 def test_products_of_slices():
     """Rows with gaps, as parts of wider tensors have, and results next to other numbers."""
     wide = numbers(40, 90, dtype=torch.float32)
@@ -286,3 +306,35 @@ def test_numbers_that_are_not_finite_stay_visible(number):
     ):
         rows = torch.isfinite(result).all(-1)
         assert rows[[0, 2, 3]].all() and not rows[1]
+
+
+# ---- Cross-entropy ----
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 5), (7, 33), (130, 256)])
+def test_cross_entropy(dtype, rows, width):
+    logits, grad = 5 * numbers(rows, width, dtype=dtype), numbers(rows, dtype=dtype, seed=1)
+    targets = torch.arange(rows) * 7 % width
+    targets[rows // 2] = -100
+    loss = lambda x: nn.functional.cross_entropy(x, targets, reduction="none")  # noqa: E731
+    (nats,), (expected,) = gradients(loss, (logits,), (grad,))
+    found, kept = training_cpu.cross_entropy(logits, targets, -100)
+    assert_near(found, nats, dtype)
+    assert_near(training_cpu.cross_entropy_backward(logits, targets, kept, grad), expected, dtype)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_cross_entropy_of_logits_that_are_not_finite(number):
+    logits, targets = numbers(4, 40, dtype=torch.float32), torch.tensor([0, 1, 2, 3])
+    logits[1, 7] = number
+    found, _ = training_cpu.cross_entropy(logits, targets, -100)
+    expected = nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_cross_entropy_refuses_targets_outside_of_the_columns():
+    logits = numbers(2, 4, dtype=torch.float32)
+    for targets in ([0, 4], [-1, 3]):
+        with pytest.raises(IndexError, match="4 columns"):
+            training_cpu.cross_entropy(logits, torch.tensor(targets), -100)

@@ -1,0 +1,188 @@
+"""A layer of Memora in one kernel against its modules."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hf_recurrent import MemoraConfig, MemoraForCausalLM
+from hf_recurrent.modeling.block import training_kernels
+from hf_recurrent.modeling.block.linear_maps import rounded_products
+from hf_recurrent.modeling.block.recurrent_backbone import LayerInputs
+from hf_recurrent.modeling.block.training_kernels import layer_module, training_module
+from hf_recurrent.modeling.memora import fused_layer as fused
+from hf_recurrent.modeling.memora.modeling_memora import MemoraRecurrentBlock
+
+pytestmark = pytest.mark.skipif(layer_module() is None, reason="the kernel was not built")
+SIZES = {"hidden_size": 40, "state_size": 37, "intermediate_size": 70}
+SHAPES = [(4, 64), (3, 128), (13, 16), (5, 32), (130, 2), (300, 1)]  # 64 rows are part of a stream, or several
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two streams are enough for a thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def counted_calls():
+    """Yields a list that has one entry for each layer computed by the kernel."""
+    calls, apply = [], fused._FusedLayer.apply
+    fused._FusedLayer.apply = lambda *arguments: (calls.append(1), apply(*arguments))[1]
+    try:
+        yield calls
+    finally:
+        fused._FusedLayer.apply = apply
+
+
+def build_layer(dtype=torch.float64, **sizes):
+    torch.manual_seed(0)
+    layer = MemoraForCausalLM(MemoraConfig(num_hidden_layers=1, **SIZES | sizes)).model.layers[0].to(dtype)
+    for parameter in layer.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return layer
+
+
+def random_block(shape, dtype=torch.float64, resets=True):
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(*shape, SIZES["hidden_size"], generator=generator, dtype=torch.float64).to(dtype)
+    state = torch.randn(shape[0], SIZES["state_size"], generator=generator, dtype=torch.float64).to(dtype)
+    mask = torch.rand(shape, generator=generator) < 0.1 if resets else None
+    return hidden.requires_grad_(), LayerInputs({"recurrent": state.requires_grad_()}, mask, None, None)
+
+
+def results(layer, hidden, inputs, of_state=True):
+    """Output, state, and all gradients."""
+    output, state = layer(hidden, inputs)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    loss = (output * weights).sum() + (state["recurrent"].square().sum() if of_state else 0)
+    wanted = [hidden, inputs.state["recurrent"], *(p for p in layer.parameters() if p.requires_grad)]
+    return [output, state["recurrent"], *torch.autograd.grad(loss, wanted)]
+
+
+def by_modules(monkeypatch, *arguments, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoraRecurrentBlock, "fused_layer", lambda *_: None)
+        return results(*arguments, **options)
+
+
+@pytest.fixture
+def small_kernels(monkeypatch):
+    """Kernels compute small tensors, too."""
+    for module in (fused, training_kernels):
+        monkeypatch.setattr(module, "SMALLEST_FUSED", 1)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_same_as_its_modules(shape, dtype, level, monkeypatch, small_kernels):
+    best = training_module().instruction_level()
+    if training_module().instruction_level(level) != level:
+        pytest.skip("this machine has no such instructions")
+    try:
+        layer, (hidden, inputs) = build_layer(dtype), random_block(shape, dtype)
+        with counted_calls() as calls:
+            found = results(layer, hidden, inputs)
+        assert calls == [1]
+        expected = by_modules(monkeypatch, layer, hidden, inputs)
+    finally:
+        training_module().instruction_level(best)
+    for one, other in zip(found, expected, strict=True):
+        if level == 2 and shape[1] > 1:
+            assert torch.equal(one, other)
+        else:  # with AVX2 the order of roundings is not fixed; one step of a scan is plain torch
+            limit = {torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+            torch.testing.assert_close(one, other, rtol=limit, atol=limit * float(other.detach().abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (13, 16)])
+def test_float32_is_near_plain_torch_in_float64(shape, small_kernels, monkeypatch):
+    layer, (hidden, inputs) = build_layer(torch.float32), random_block(shape, torch.float32)
+    found = results(layer, hidden, inputs)
+    monkeypatch.setattr(training_kernels, "training_module", lambda: None)
+    state = {"recurrent": inputs.state["recurrent"].detach().double().requires_grad_()}
+    hidden = hidden.detach().double().requires_grad_()
+    expected = results(layer.double(), hidden, inputs._replace(state=state))
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).detach().abs().max()) < 2e-6 * max(1, float(other.detach().abs().max()))
+
+
+def test_without_resets_gradients_of_the_state_and_of_some_weights(monkeypatch, small_kernels):
+    layer, (hidden, inputs) = build_layer(), random_block((4, 64), resets=False)
+    for module in (layer.mlp_norm, layer.recurrent_block.recurrent_unit.input_gate, layer.mlp.down_proj):
+        module.requires_grad_(False)
+    with counted_calls() as calls:
+        found = results(layer, hidden, inputs, of_state=False)
+    assert calls == [1]
+    for one, other in zip(found, by_modules(monkeypatch, layer, hidden, inputs, of_state=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_of_the_last_state_alone(monkeypatch, small_kernels):
+    layer, (hidden, inputs) = build_layer(), random_block((4, 64))
+    gradients = []
+    for by_kernel in (True, False):
+        with monkeypatch.context() as patch:
+            if not by_kernel:
+                patch.setattr(MemoraRecurrentBlock, "fused_layer", lambda *_: None)
+            gradients.append(torch.autograd.grad(layer(hidden, inputs)[1]["recurrent"].sum(), hidden)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_bits_do_not_depend_on_threads(threads, small_kernels):
+    found = []
+    for number in (1, threads):
+        torch.set_num_threads(number)
+        with counted_calls() as calls:
+            found.append(results(build_layer(torch.float32), *random_block((13, 64), torch.float32)))
+        assert calls == [1]
+    assert all(map(torch.equal, *found))
+
+
+def test_rounded_products(monkeypatch, small_kernels):
+    if not training_module().has_bf16_products():
+        pytest.skip("this machine does not multiply bfloat16 numbers")
+    monkeypatch.setattr(training_module(), "has_fast_bf16_products", lambda: True)
+    layer, block = build_layer(torch.float32), random_block((4, 64), torch.float32)
+    exact = results(layer, *block)
+    with rounded_products():
+        found = layer(*block)
+        expected = by_modules(monkeypatch, layer, *block)[:2]
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1]["recurrent"], expected[1])
+    assert not torch.allclose(found[0], exact[0], rtol=1e-5)
+
+
+def test_padding_hooks_and_other_methods_are_not_skipped(small_kernels):
+    layer, (hidden, inputs) = build_layer(), random_block((4, 64))
+    unit, seen = layer.recurrent_block.recurrent_unit, []
+    with counted_calls() as calls:
+        layer(hidden, inputs._replace(padding_mask=torch.zeros(4, 64, dtype=torch.bool)))
+        with torch.no_grad():
+            layer(hidden, inputs)
+        for module in (layer.mlp, unit, unit.input_gate, layer.mlp_norm, layer.recurrent_block):
+            handle = module.register_forward_hook(lambda *_: seen.append(1))
+            layer(hidden, inputs)
+            handle.remove()
+        unit.recur = unit.recur
+        layer(hidden, inputs)
+        del unit.recur
+        layer(*random_block((2, 96)))
+        layer(*random_block((1, 1024)))
+        assert not calls and len(seen) == 5
+        layer(hidden, inputs)
+        assert len(calls) == 1
+
+
+def test_backward_twice_and_recomputed_activations(small_kernels):
+    layer, (hidden, inputs) = build_layer(), random_block((4, 64))
+    loss = layer(hidden, inputs)[0].square().sum()
+    first, second = (torch.autograd.grad(loss, hidden, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    again = torch.utils.checkpoint.checkpoint(layer, hidden, inputs, use_reentrant=False)[0].square().sum()
+    assert torch.equal(torch.autograd.grad(again, hidden)[0], first)
