@@ -38,7 +38,7 @@ def main() -> None:
         stream.parent.mkdir(parents=True, exist_ok=True)
         files = sorted(path for path in options.text.rglob("*") if path.is_file())
         stream.write_bytes(b"\n".join(path.read_bytes() for path in files))
-        settings = ["--stride", "16", "--learning_rate", "1e-3"]
+        settings = ["--stride", "16", "--learning_rate", "1e-4"]
         hf_recurrent(["learn", options.model, "--source", str(stream), *output, *settings, *words])
     else:
         rate = ["--learning_rate", "1e-3"] if options.how == "all" else ["--learning_rate", "3e-3", "--lora_rank", "8"]

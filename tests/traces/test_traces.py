@@ -36,11 +36,11 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def assert_same(name, trace, expected):
-    tolerance = None if EXACT else tolerance_of(name)
+def assert_same(name, trace, expected, *, exact=EXACT):
+    tolerance = None if exact else tolerance_of(name)
     assert count_compared(expected, tolerance) >= 1
     found = list(differences(trace, expected, tolerance))
-    how = "bit for bit" if EXACT else f"close, because the machine is another one: {CHANGED}"
+    how = "bit for bit" if exact else f"close, because the machine is another one: {CHANGED}"
     assert not found, f"{name} ({how}): {len(found)} of {len(expected)} differ\n" + "\n".join(found[:20])
 
 
@@ -74,4 +74,5 @@ def test_bits_are_compared():
 def test_saved_run_continues_as_recorded(name, tmp_path):
     """Files of an earlier version, read by this one."""
     again = RUNS[name].resumed(tmp_path / "again", extract(name, tmp_path / "whole"))
-    assert_same(f"{name}, from its archive", again, after_resuming(RECORDING["traces"][name], again))
+    # Archives were written on other machines than the traces.
+    assert_same(f"{name}, from its archive", again, after_resuming(RECORDING["traces"][name], again), exact=False)
