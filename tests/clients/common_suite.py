@@ -76,7 +76,7 @@ def suite_of(prefix: str, variant: str) -> type:
         all_model_classes = classes
         has_attentions = False
 
-        training_overfit_learning_rate = 5e-3  # models of 16 channels
+        training_overfit_steps, training_overfit_learning_rate = 600, 5e-3  # models of 16 channels
 
         def setUp(self):
             if reason := LEFT_OUT.get(variant, {}).get(self._testMethodName):
