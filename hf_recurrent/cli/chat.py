@@ -6,7 +6,7 @@ from pathlib import Path
 from hf_recurrent.chat.commands import ChatSettings, command_table
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
 from hf_recurrent.cli.parsing import CommandParser, check_file, command
-from hf_recurrent.cli.sampling_arguments import add_sampling_arguments, given_sampling, sampling_of
+from hf_recurrent.cli.sampling_arguments import add_sampling_arguments, sampling_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
@@ -37,8 +37,9 @@ def _chat(arguments: argparse.Namespace) -> None:
         settings.set(name, getattr(arguments, name), "--")
     check_file("--state", arguments.state)
     model, tokenizer = load_recurrent_model(arguments)
-    for name, value in (sampling_of(model) | given_sampling(arguments)).items():
-        settings.set(name, value, "--")
+    for name, value in sampling_of(model).items():
+        if getattr(arguments, name) is None:
+            settings.set(name, value, "--")
 
     from hf_recurrent.chat.conversation import Conversation, ConversationPartner
     from hf_recurrent.chat.loop import ChatLoop

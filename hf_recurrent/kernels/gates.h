@@ -191,6 +191,36 @@ INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *s
     return gate;
 }
 
+/* γ ∘ input_gate ∘ inputs, and the decay r. */
+INLINE TARGET VECTOR NAME(scaled_inputs)(VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR *power)
+{
+    VECTOR gamma;
+    NAME(decay)(z, rate, power, &gamma);
+    NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
+    NAME(square_root)(&gamma);
+    return gamma * input_gate * inputs;
+}
+
+/* Gradients from those of the scaled inputs and of the decay: of z, input_gate and inputs; returns -1 times the rate's. */
+INLINE TARGET VECTOR NAME(coefficient_gradients)(
+    VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR of_scaled, VECTOR of_decay, VECTOR *of_z,
+    VECTOR *of_input_gate, VECTOR *of_inputs, VECTOR *power)
+{
+    VECTOR squared;
+    const VECTOR gate = NAME(decay)(z, rate, power, &squared);
+    VECTOR gamma = squared;
+    NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
+    NAME(square_root)(&gamma);
+    *of_input_gate = of_scaled * gamma * inputs;
+    *of_inputs = of_scaled * gamma * input_gate;
+    /* dγ / d log r = -r² / γ */
+    const VECTOR of_gamma = SELECT(
+        squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * input_gate * inputs * *power / gamma);
+    const VECTOR of_log_decay = (of_decay - of_gamma) * *power * gate;
+    *of_z = of_log_decay * rate * (gate - 1);
+    return of_log_decay;
+}
+
 TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
@@ -202,12 +232,11 @@ TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, 
         WRITE_ROW(decay);
         WRITE_ROW(scaled);
         EACH_VECTOR {
-            VECTOR power, gamma;
-            NAME(decay)(OF(recurrence_gate), OF(rate), &power, &gamma);
-            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-            NAME(square_root)(&gamma);
+            VECTOR power;
+            const VECTOR of_inputs =
+                NAME(scaled_inputs)(OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
             PUT(decay, power);
-            PUT(scaled, gamma * OF(input_gate) * OF(inputs));
+            PUT(scaled, of_inputs);
         }
     }
 }
@@ -229,20 +258,14 @@ TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficien
         WRITE_ROW(grad_input_gate);
         WRITE_ROW(grad_inputs);
         EACH_VECTOR {
-            VECTOR power, squared;
-            const VECTOR speed = OF(rate), gate = NAME(decay)(OF(recurrence_gate), speed, &power, &squared);
-            VECTOR gamma = squared;
-            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-            NAME(square_root)(&gamma);
-            const VECTOR of_scaled = OF(grad_scaled), opened = OF(input_gate), x = OF(inputs);
-            PUT(grad_input_gate, of_scaled * gamma * x);
-            PUT(grad_inputs, of_scaled * gamma * opened);
-            /* dγ / d log r = -r² / γ */
-            const VECTOR of_gamma = SELECT(
-                squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * opened * x * power / gamma);
-            const VECTOR of_log_decay = (OF(grad_decay) - of_gamma) * power * gate;
+            VECTOR power, of_z, of_opened, of_x;
+            const VECTOR of_log_decay = NAME(coefficient_gradients)(
+                OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), OF(grad_scaled), OF(grad_decay), &of_z,
+                &of_opened, &of_x, &power);
+            PUT(grad_input_gate, of_opened);
+            PUT(grad_inputs, of_x);
             PUT(grad_rate, OF(grad_rate) - of_log_decay);
-            PUT(grad_recurrence_gate, of_log_decay * speed * (gate - 1));
+            PUT(grad_recurrence_gate, of_z);
         }
     }
 }

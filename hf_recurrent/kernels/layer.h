@@ -35,11 +35,8 @@ TARGET static void NAME(gated_recurrence)(const struct gated_recurrence *one, in
         const REAL *previous = step ? states - width : STREAM_ROW(initial);
         const int reset = NAME(is_reset)(one, row);
         EACH_VECTOR {
-            VECTOR power, gamma;
-            NAME(decay)(OF(recurrence_gate), OF(rate), &power, &gamma);
-            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-            NAME(square_root)(&gamma);
-            VECTOR scaled = gamma * OF(input_gate) * OF(inputs);
+            VECTOR power;
+            VECTOR scaled = NAME(scaled_inputs)(OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
             ROUNDED(scaled);
             VECTOR before = {0};
             if (!reset)
@@ -80,27 +77,22 @@ TARGET static void NAME(gated_recurrence_backward)(const struct gated_recurrence
                 memset(carried, 0, width * sizeof(REAL));
         }
         EACH_VECTOR {
-            VECTOR power, squared;
-            const VECTOR speed = OF(rate), gate = NAME(decay)(OF(recurrence_gate), speed, &power, &squared);
-            VECTOR gamma = squared;
-            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-            NAME(square_root)(&gamma);
             VECTOR of_scaled = OF(grad_states) + OF(carried), of_decay = {0}, of_before = {0};
             ROUNDED(of_scaled);
-            if (!reset) {
+            if (!reset)
                 of_decay = of_scaled * OF(previous);
-                of_before = of_scaled * power;
-            }
             ROUNDED(of_decay);
+            VECTOR power, of_z, of_opened, of_x;
+            const VECTOR of_log_decay = NAME(coefficient_gradients)(
+                OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), of_scaled, of_decay, &of_z, &of_opened,
+                &of_x, &power);
+            if (!reset)
+                of_before = of_scaled * power;
             PUT(carried, of_before);
-            const VECTOR opened = OF(input_gate), x = OF(inputs);
-            PUT(grad_input_gate, of_scaled * gamma * x);
-            PUT(grad_inputs, of_scaled * gamma * opened);
-            const VECTOR of_gamma = SELECT(
-                squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * opened * x * power / gamma);
-            VECTOR of_log_decay = (of_decay - of_gamma) * power * gate;
+            PUT(grad_input_gate, of_opened);
+            PUT(grad_inputs, of_x);
             PUT(log_decays, of_log_decay);
-            PUT(grad_recurrence_gate, of_log_decay * speed * (gate - 1));
+            PUT(grad_recurrence_gate, of_z);
         }
     }
     memset(grad_rate, 0, width * sizeof(REAL));
