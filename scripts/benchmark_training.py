@@ -9,36 +9,40 @@ so on a CPU it reads one stream at a time.
 
     python scripts/benchmark_training.py
     python scripts/benchmark_training.py --families memora llama --compiled llama    # Llama through torch.compile too
-    python scripts/benchmark_training.py --rows s0 s4 --device cuda --streams 32 --bf16
+    python scripts/benchmark_training.py --rows s0 s4 --device cuda --streams 32 --bf16 --captured memora hawk
     python scripts/benchmark_training.py --units --block_size 512      # Memora with each recurrent unit
 
 RG-LRU does not work in Memora's block; it runs in Hawk's, whose other parts differ.
 """
 
 import argparse
+from contextlib import nullcontext
 
 import benchmarking as bench
 import torch
 
+from hf_recurrent.modeling.step.captured_block import CapturedTraining
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 
 class TrainedModel:
     """A model with its optimizer and its block."""
 
-    def __init__(self, family: str, row: str, options: argparse.Namespace, compiled: bool = False):
+    def __init__(self, family: str, row: str, options: argparse.Namespace, way: str = ""):
         name, *unit = family.split("+")
-        self.name = f"{family}-{row} (compiled)" if compiled else f"{family}-{row}"
+        self.name = f"{family}-{row} ({way})" if way else f"{family}-{row}"
         self.model = bench.build_model("+".join([f"{name}-{row}", *unit]), options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
-        self.forward = torch.compile(self.model) if compiled else self.model
+        self.forward = torch.compile(self.model) if way == "compiled" else self.model
+        captured = CapturedTraining(self.model.model) if way == "CUDA graphs" else None
+        self.replayed = nullcontext if captured is None else captured.active
         self.autocast = torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16)
         self.device, self.seconds = options.device, []
 
     def loss(self) -> torch.Tensor:
-        with self.autocast:
+        with self.autocast, self.replayed():
             return self.forward(self.input_ids, labels=self.input_ids).loss
 
     def step(self) -> None:
@@ -52,7 +56,8 @@ class TrainedModel:
 def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
     """The table's lines of one size."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
-    models |= {f"{family} compiled": TrainedModel(family, row, options, True) for family in options.compiled}
+    models |= {f"{family} compiled": TrainedModel(family, row, options, "compiled") for family in options.compiled}
+    models |= {f"{family} captured": TrainedModel(family, row, options, "CUDA graphs") for family in options.captured}
     kept = {family: bench.kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
     for _ in range(options.rounds):
@@ -74,6 +79,8 @@ def main() -> None:
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compiled", nargs="+", choices=bench.FAMILIES, default=[], help="through torch.compile too")
+    captured = {"nargs": "+", "choices": ("memora", "hawk"), "default": []}
+    parser.add_argument("--captured", **captured, help="with their layers as CUDA graphs too, as trainers run them")
     parser.add_argument("--units", action="store_true", help="compare the recurrent units instead of families")
     options = bench.parse_and_set_up(parser)
     if options.units:

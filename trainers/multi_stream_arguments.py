@@ -34,8 +34,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
     `max_steps` takes precedence over `train_bytes`, and `train_bytes` over `num_train_epochs`.
 
     Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
-    `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `on_divergence`, `save_on_signal`,
-    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`, `count_bytes`.
+    `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `cuda_graphs`, `on_divergence`,
+    `save_on_signal`, `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`,
+    `count_bytes`.
 
     The schedule multiplies all three learning rates.
 
@@ -98,6 +99,11 @@ class MultiStreamTrainingArguments(TrainingArguments):
         False,
         "In training on a CPU with fast AVX512-BF16 (AMD, since Zen 4), round the inputs of matrix products to "
         "bfloat16; sums and all else stay float32. Without effect elsewhere.",
+    )
+    cuda_graphs: bool = argument(
+        True,
+        "On an NVIDIA GPU, launch the layers of a block as two CUDA graphs, forward and backward: the same numbers, "
+        "several times as fast where kernels are small. False if memory is short: graphs keep a block's activations.",
     )
     on_divergence: str = argument(
         "stop",

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from ..contexts.ngram_embedding import NgramEmbedding, read_ngrams
+from ..step.captured_block import run_captured_block
 from ..step.module_watch import check_weights
 from ..step.single_step import run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
@@ -357,6 +358,9 @@ class RecurrentModel(RecurrentBackbone):
         }
 
     def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
+        plain = padding is None and not output_hidden_states and not torch.compiler.is_compiling()
+        if plain and (captured := run_captured_block(self, hidden, state, reset_mask)) is not None:
+            return captured[0][:, kept], captured[1], []
         if padding is not None:
             hidden, reset_mask = padding.pack(hidden), padding.pack_resets(reset_mask)
         hidden, new_state, hidden_states = self.read_layers(hidden, state, reset_mask, padding)

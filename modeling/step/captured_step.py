@@ -17,7 +17,7 @@ from .module_watch import is_plain_module
 # Single steps before a graph is captured: a capture takes as long as dozens of steps.
 _STEPS_BEFORE = 2
 # Captures share the state of the device's random generator, so that only one runs at a time.
-_capturing = threading.Lock()
+capturing = threading.Lock()
 
 
 def _record(
@@ -58,7 +58,7 @@ class CapturedStep:
     def accepts(hidden: torch.Tensor) -> bool:
         """True on the default stream: steps on concurrent ones would overwrite each other's results."""
         default = torch.cuda.default_stream(hidden.device)
-        return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
+        return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_streamcapturing()
 
     @staticmethod
     def key(hidden: torch.Tensor) -> tuple:
@@ -96,7 +96,7 @@ class CapturedStep:
 
         try:
             # Tensors made in inference mode could not be written outside of it.
-            with _capturing, torch.inference_mode(False), torch.no_grad():
+            with capturing, torch.inference_mode(False), torch.no_grad():
                 self.names = list(state)
                 self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
                 self.results, self.replay = _record(step, hidden.device)

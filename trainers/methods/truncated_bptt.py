@@ -1,5 +1,6 @@
 """Truncated backpropagation through time, on blocks and on windows that overlap (Memora, section 3)."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -7,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_backbone import RecurrentModel
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state, upcast
+from hf_recurrent.modeling.step.captured_block import CapturedTraining
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
 
@@ -48,12 +51,24 @@ class TruncatedBptt(TrainingMethod):
     """Next-token loss of a block, with the state carried; gradients reach back to the beginning of the block."""
 
     name = "bptt"
+    captured: CapturedTraining | None = None  # of the layers, where they can be CUDA graphs
+
+    def start(self, sharding):
+        super().start(sharding)
+        backbone = getattr(self.model, "model", None)
+        if self.args.cuda_graphs and isinstance(backbone, RecurrentModel) and not sharding.is_sharded:
+            self.captured = CapturedTraining(backbone)
 
     def loss(self, model: nn.Module, batch: dict, carried: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         """Nats of the block / targets of the optimizer step, and the state after the block."""
-        loss, outputs = next_token_loss(model, self.model, batch, carried if self.carries_state else None)
+        with nullcontext() if self.captured is None else self.captured.active():
+            loss, outputs = next_token_loss(model, self.model, batch, carried if self.carries_state else None)
         self.count_answers(outputs.logits, batch["shift_labels"])
         return loss, outputs.state if self.carries_state else {}
+
+    def finish(self):
+        if self.captured is not None:
+            self.captured.clear()
 
 
 class RollingWindowBptt(TruncatedBptt):
