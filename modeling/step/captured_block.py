@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from ..block.recurrent_state import RecurrentState
 from .captured_step import capturing
@@ -55,6 +56,7 @@ def _record(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -
             for _ in range(2):  # libraries set themselves up, and kernels are compiled, at their first call
                 output = run()[0]
                 differentiate(output, torch.zeros_like(output))
+            del output
         current.wait_stream(aside)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, capture_error_mode="thread_local"):
@@ -148,24 +150,41 @@ class CapturedBlock:
         given = [hidden, *state.values(), *([] if reset_mask is None else [reset_mask])]
         self.inputs = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
         self.inputs[0].requires_grad_(hidden.requires_grad)
-        self.needs_grad = [tensor.requires_grad for tensor in (self.inputs[0], *self.parameters)]
-        wanted = [tensor for tensor in (self.inputs[0], *self.parameters) if tensor.requires_grad]
+        # The same memory: gradients of the parameters themselves may belong to a stream that cannot be captured.
+        weights = {f"model.{name}": _alias(parameter) for name, parameter in model.named_parameters()}
+        self.needs_grad = [tensor.requires_grad for tensor in (self.inputs[0], *weights.values())]
+        wanted = [tensor for tensor in (self.inputs[0], *weights.values()) if tensor.requires_grad]
+        layers = _Layers(model)
 
         def run() -> list[torch.Tensor]:
             hidden, *rest = self.inputs
             parts, resets = rest[: len(self.names)], rest[-1] if reset_mask is not None else None
-            output, new_state, _ = model.read_layers(hidden, dict(zip(self.names, parts, strict=True)), resets)
+            state = dict(zip(self.names, parts, strict=True))
+            output, new_state = functional_call(layers, weights, (hidden, state, resets))
             return [output, *(new_state[name] for name in self.names)]
 
         device = hidden.device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         try:
             # Weights that autocast has cached would be those of the capture for ever.
-            with capturing, torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
+            with capturing(hidden.device), torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
                 self.recording = _record(run, wanted)
         except RuntimeError as error:
             self.failed = True
             warnings.warn(f"Training runs without CUDA graphs, which is slower: {error}", stacklevel=2)
+
+
+class _Layers(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden, state, reset_mask):
+        return self.model.read_layers(hidden, state, reset_mask)[:2]
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach(), parameter.requires_grad)
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

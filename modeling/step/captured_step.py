@@ -6,7 +6,8 @@ once, on tensors of its own: inputs are copied in, results out.
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -17,7 +18,26 @@ from .module_watch import is_plain_module
 # Single steps before a graph is captured: a capture takes as long as dozens of steps.
 _STEPS_BEFORE = 2
 # Captures share the state of the device's random generator, so that only one runs at a time.
-capturing = threading.Lock()
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def capturing(device: torch.device) -> Iterator[None]:
+    """Around a capture; one that fails would leave its stream current, and the random generator unusable."""
+    with _one_at_a_time:
+        if device.type != "cuda":
+            yield
+            return
+        generator = torch.cuda.default_generators[device.index]
+        state = generator.get_state()
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream(device)):
+                yield
+        except RuntimeError:
+            fresh = torch.Generator(device)
+            fresh.set_state(state)
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            raise
 
 
 def _record(
@@ -58,7 +78,7 @@ class CapturedStep:
     def accepts(hidden: torch.Tensor) -> bool:
         """True on the default stream: steps on concurrent ones would overwrite each other's results."""
         default = torch.cuda.default_stream(hidden.device)
-        return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_streamcapturing()
+        return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 
     @staticmethod
     def key(hidden: torch.Tensor) -> tuple:
@@ -96,7 +116,7 @@ class CapturedStep:
 
         try:
             # Tensors made in inference mode could not be written outside of it.
-            with capturing, torch.inference_mode(False), torch.no_grad():
+            with capturing(hidden.device), torch.inference_mode(False), torch.no_grad():
                 self.names = list(state)
                 self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
                 self.results, self.replay = _record(step, hidden.device)

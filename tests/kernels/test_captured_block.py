@@ -170,3 +170,20 @@ def test_a_failed_capture_warns_once(device, monkeypatch):
         losses, _, _ = read_blocks(model, blocks, CapturedTraining(model.model))
     assert len(caught) == 1
     assert relative_difference(losses, read_blocks(other, blocks)[0]) < TOLERANCE
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_after_a_failed_capture_the_gpu_is_as_before(monkeypatch):
+    model, other, blocks = pair("memora", "cuda")
+    read_layers = type(model.model).read_layers
+
+    def synchronize(self, hidden, *rest):
+        hidden.sum().item()  # a capture cannot wait for the GPU
+        return read_layers(self, hidden, *rest)
+
+    monkeypatch.setattr(type(model.model), "read_layers", synchronize)
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        losses, _, _ = read_blocks(model, blocks, CapturedTraining(model.model))
+    assert relative_difference(losses, read_blocks(other, blocks)[0]) < TOLERANCE
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.randn(9, device="cuda").isfinite().all()
