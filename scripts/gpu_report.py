@@ -54,7 +54,9 @@ PARTS = {
     "environment": Part(4, f"-c {shlex.quote(_ENVIRONMENT)}"),
     "scan": Part(10, f"benchmark_scan.py --backends {_PEERS}", _TINY_SCAN),
     "scan-bfloat16": Part(10, f"benchmark_scan.py --dtype bfloat16 --backends {_PEERS}", _TINY_SCAN),
-    "training": Part(7, f"{_BF16} {_OURS} --rows s0 s4 --matrix_size 8192", _TINY_TRAINING),
+    "training": Part(
+        7, f"{_BF16} {_OURS} --captured memora hawk --rows s0 s4 --matrix_size 8192 --rounds 5", _TINY_TRAINING
+    ),
     "training-float32": Part(
         6, f"benchmark_training.py {_OURS} --rows s0 s4 --streams 32 --matrix_size 8192", _TINY_TRAINING
     ),
@@ -69,13 +71,15 @@ PARTS = {
     "training-compiled": Part(
         14, f"{_BF16} --matrix_size 8192 --families memora --compiled memora llama --rows s4", _TINY_TRAINING
     ),
-    "training-peers": Part(20, f"{_BF16} --matrix_size 8192 --families memora mamba2 hgrn --rows s4", _TINY_TRAINING),
+    "training-mamba2": Part(14, f"{_BF16} --matrix_size 8192 --families memora mamba2 --rows s4", _TINY_TRAINING),
+    "training-hgrn": Part(14, f"{_BF16} --matrix_size 8192 --families memora hgrn --rows s4", _TINY_TRAINING),
 }
 
 
 def run_part(name: str, words: Sequence[str], log: Path, seconds: float) -> str:
     """Run a command in a process group of its own, its output in `log`; returns a line about its outcome."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["TRITON_CACHE_AUTOTUNING"] = "1"  # tuned once, for all parts
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     begin = time.monotonic()
     with log.open("wb") as output:

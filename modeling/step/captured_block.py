@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ class CapturedBlock:
     """The layers of one model for one kind of block ([`CapturedTraining`] chooses it)."""
 
     def __init__(self, model: nn.Module):
-        self.tensors = [*model.parameters()]
+        self.parameters = [*model.parameters()]
         self.addresses = self._addresses()
         self.blocks = self.turn = 0
         self.recording: _Recording | None = None
@@ -98,15 +99,14 @@ class CapturedBlock:
         self.last: Callable[[], object | None] = lambda: None  # the output of the last replay, if anything holds it
 
     def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self.tensors]
+        return [parameter.data_ptr() for parameter in self.parameters]
 
-    def is_current(self, model: nn.Module) -> bool:
+    def is_current(self, parameters: list[nn.Parameter]) -> bool:
         """False once weights were replaced, or moved to other memory."""
-        found = [*model.parameters()]
         return (
-            len(found) == len(self.tensors)
+            len(parameters) == len(self.parameters)
             and self._addresses() == self.addresses
-            and all(one is other for one, other in zip(found, self.tensors, strict=True))
+            and all(map(is_, parameters, self.parameters))
         )
 
     def run(
@@ -146,7 +146,7 @@ class CapturedBlock:
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
     ) -> None:
         """Capture both passes; after a failure, never try again."""
-        self.names, self.parameters = [*state], [*model.parameters()]
+        self.names = [*state]
         given = [hidden, *state.values(), *([] if reset_mask is None else [reset_mask])]
         self.inputs = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
         self.inputs[0].requires_grad_(hidden.requires_grad)
@@ -222,13 +222,14 @@ class CapturedTraining:
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`CapturedBlock.run`]."""
+        parameters = [*model.parameters()]
         key = (
             hidden.dtype, hidden.shape, hidden.device, hidden.requires_grad, reset_mask is None,
             *((name, part.dtype, part.shape) for name, part in state.items()),
-            *(parameter.requires_grad for parameter in model.parameters()),
+            *(parameter.requires_grad for parameter in parameters),
             torch.is_autocast_enabled(hidden.device.type), torch.get_autocast_dtype(hidden.device.type),
         )  # fmt: skip
-        if self.block is None or key != self.key or not self.block.is_current(model):
+        if self.block is None or key != self.key or not self.block.is_current(parameters):
             if self.block is not None and self.block.last() is not None:
                 return None
             self.key, self.block = key, CapturedBlock(model)
