@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from captured_on_cpu import capture_on_cpu
 from model_cases import relative_difference, tiny_model
 
 from hf_recurrent.modeling.step import captured_block
@@ -14,38 +15,13 @@ STREAMS, STEPS, BLOCKS = 2, 12, 6
 TOLERANCE = 1e-10  # of float64
 
 
-def run_again(run, wanted):
-    """As two graphs: results and gradients stay where they were at first, and one backward pass follows a forward."""
-    kept = {}
-
-    def forward():
-        with torch.enable_grad():
-            kept["results"] = run()
-        for result, new in zip(results, kept["results"], strict=True):
-            result.copy_(new.detach())
-
-    def backward():
-        for grad, new in zip(grads, differentiate(kept.pop("results")[0], grad_output), strict=True):
-            if grad is not None:
-                grad.copy_(new)
-
-    def differentiate(output, grad):
-        return torch.autograd.grad(output, wanted, grad, allow_unused=True)
-
-    first = run()
-    results, grad_output = [result.detach().clone() for result in first], torch.zeros_like(first[0])
-    grads = [None if grad is None else grad.clone() for grad in differentiate(first[0], grad_output)]
-    return captured_block._Recording(results, grad_output, grads, forward, backward)
-
-
 @pytest.fixture(params=["a graph", "a stand-in"])
 def device(request, monkeypatch):
     if request.param == "a graph":
         if not torch.cuda.is_available():
             pytest.skip("no GPU here")
         return "cuda"
-    monkeypatch.setattr(captured_block, "_record", run_again)
-    monkeypatch.setattr(captured_block, "_DEVICES", {"cpu"})
+    capture_on_cpu(monkeypatch)
     return "cpu"
 
 
