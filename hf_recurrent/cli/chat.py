@@ -11,7 +11,6 @@ from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent chat",
         description="Talk to a model. Its state keeps the whole conversation, so that each turn\n"

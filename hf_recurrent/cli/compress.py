@@ -37,7 +37,6 @@ class FileParser(CommandParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = FileParser(
         prog="hf-recurrent compress",
         description="Compress a file with predictions of its next byte: by counts of the bytes that\n"
@@ -91,7 +90,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the output and the progress."""
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--resume", action="store_true", help="continue after an interruption, if there was one")
     parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")

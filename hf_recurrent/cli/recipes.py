@@ -12,7 +12,6 @@ from hf_recurrent.cli.parsing import parse_yaml
 
 
 def recipe_names() -> list[str]:
-    """The recipes of the package."""
     folder = files("hf_recurrent").joinpath("recipes")
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 

@@ -20,7 +20,6 @@ _UNITS = ("byte", "line", "document")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent score",
         description="Measure the log-probability (natural logarithm) of every byte, line or\n"

@@ -27,7 +27,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent serve",
         description="Serve a model over HTTP: OpenAI's completions, and sessions, which are states. A\n"

@@ -308,7 +308,6 @@ class LearnerPlan:
         return Layout(parameters, fields | dict(inputs), self.num_fixed)
 
     def weights_file(self) -> bytes:
-        """The file of the weights."""
         flat = torch.cat([self.parameters[name].detach().reshape(-1) for name in self.names])
         fields = self.split_weights(flat)
         counts = b"" if self.counts is None or self.counts.is_empty else self.counts.learned()

@@ -143,7 +143,6 @@ static int NAME_block(struct NAME_learner *learner, {interface.block}) {{
 
 
 def indented(body: str) -> str:
-    """Statements of a function."""
     return "\n".join(f"    {line}" for line in body.splitlines())
 
 

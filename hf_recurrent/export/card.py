@@ -86,7 +86,6 @@ The checksums in `manifest.json` notice damage, not malice; load programs only f
 
 
 def _example(specification: ExportSpecification, weights_file: bool) -> str:
-    """Code that runs the program."""
     if specification.runtime == "c":
         return _C_EXAMPLE.format(
             weights=_C_WEIGHTS if weights_file else "", argument="weights, " if weights_file else ""

@@ -20,7 +20,6 @@ class FairQueue:
         return sum(map(len, self._queues.values()))
 
     def append(self, progress: Progress) -> None:
-        """Add a job."""
         self._queues.setdefault(progress.job.request.owner, deque()).append(progress)
 
     def remove(self, progress: Progress) -> None:

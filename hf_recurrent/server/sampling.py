@@ -62,7 +62,6 @@ class TokenSource:
 
     @property
     def is_changing(self) -> bool:
-        """True if [`changed`] changes anything."""
         return self.changes is not None or self._follower is not None
 
     @property

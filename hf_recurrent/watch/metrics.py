@@ -41,7 +41,6 @@ class MetricsServer(Collector):
         self.address = f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
         by_name: dict[str, list[tuple[str, float]]] = {}
         for name, log, value in self._samples():
             by_name.setdefault(name, []).append((log, value))
@@ -53,7 +52,6 @@ class MetricsServer(Collector):
                 yield metric
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -112,7 +112,6 @@ class Template(Saved):
         self.example: bytes | None = None
 
     def text(self) -> str:
-        """The template as text."""
         return mask_names(b" ".join(self.tokens))
 
 

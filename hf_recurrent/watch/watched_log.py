@@ -64,7 +64,6 @@ class WatchSettings:
             raise ValueError(f"`session` is {self.session!r}, which is not a regular expression: {error}.") from error
 
     def new_judge(self) -> LineJudge:
-        """A judge of a log that has not been read yet."""
         pattern = None if self.session is None else re.compile(self.session.encode())
         return LineJudge(self.false_alarms, SessionTracker(self.session_idle, pattern))
 
@@ -119,13 +118,11 @@ class WatchedLog:
 
     @property
     def name(self) -> str:
-        """The name of the source."""
         return self.source.name
 
     # ---- Reading ----
 
     def read(self, batch: LineBatch, ignored: Container[str] = ()) -> Findings:
-        """Judge lines and learn from them."""
         begin, findings = time.monotonic(), Findings()
         number, offset = batch.number, batch.offset
         redact = None if self._redactor is None else self._redactor.redact

@@ -126,7 +126,6 @@ class ServedModel:
         return await asyncio.to_thread(reuse.shared.find, text, longest, own) or known
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of tokens."""
         known = self._token_bytes
         return b"".join([known[token] for token in tokens])
 

@@ -28,7 +28,6 @@ from hf_recurrent.server.session_store import SessionError
 
 
 def session_routes(served: ServedModel) -> APIRouter:
-    """The routes of this API."""
     routes = APIRouter(prefix="/v1/sessions")
     _add_sessions(routes, served)
     _add_changes(routes, served)
