@@ -18,7 +18,6 @@ def build_parser() -> argparse.ArgumentParser:
         "message and an answer; without one, the model continues what you type.",
         epilog=f"while it runs:\n{command_table()}\n\n"
         "A line that ends in \\ continues on the next one. Ctrl-C stops an answer.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument("--system", help="system message, for a chat template")

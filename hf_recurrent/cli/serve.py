@@ -40,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         "    -H 'content-type: application/json' \\\n"
         '    -d \'{"model": "hawk", "prompt": "def ", "max_tokens": 40}\'\n\n'
         "Ctrl-C ends all requests where they are and saves all sessions.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument("--name", help="name of the model for clients (default: the last part of MODEL)")

@@ -12,7 +12,7 @@ from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.watch.events import IGNORED, Event, EventGrouper, session_event
 from hf_recurrent.watch.line_judge import REASONS, REPEATED, LineJudge, LineReport
 from hf_recurrent.watch.log_lines import LineBatch
-from hf_recurrent.watch.log_records import RecordDecoder
+from hf_recurrent.watch.log_records import decode_records
 from hf_recurrent.watch.log_sources import LogSource
 from hf_recurrent.watch.record_file import json_text
 from hf_recurrent.watch.redaction import Redactor
@@ -39,7 +39,7 @@ class WatchSettings:
         alarms_per_day: events a day of the log's time, in place of that share; None for the share.
         session: regular expression of the identifier of a session; None to find it.
         session_idle: seconds after which a session has ended.
-        format: of `RecordDecoder`.
+        format: of the records, see `decode_records`.
 
     Raises:
         ValueError: a value is not allowed.
@@ -111,8 +111,7 @@ class WatchedLog:
         self.session_threshold = AdaptiveThreshold(settings.false_alarms)
         self.last_score, self.last_time = 0.0, 0.0
         self.on_line: Callable[[LineReport, float | None], None] | None = None
-        self._redactor, self._decoder = redactor, RecordDecoder(settings.format)
-        self._wants_lines, self._wants_sessions = wants_lines, wants_sessions
+        self._redactor, self._wants_lines, self._wants_sessions = redactor, wants_lines, wants_sessions
         self._begin: tuple[int, float] | None = None
         self._seconds, self._worked_bytes, self._is_lagging = 0.0, 0, False
 
@@ -128,7 +127,7 @@ class WatchedLog:
         redact = None if self._redactor is None else self._redactor.redact
         head = f'{{"log": {json.dumps(self.name, ensure_ascii=False)}, "line_number": '
         for index, content in enumerate(batch.contents):
-            for line, when in self._decoder.decode(content) or ((content, None),):
+            for line, when in decode_records(content, self.settings.format) or ((content, None),):
                 if redact is not None:
                     line = redact(line)
                 report = self.judge.judge(line, when)

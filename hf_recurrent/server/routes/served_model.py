@@ -14,7 +14,7 @@ from hf_recurrent.generation.constraints import Constraint, Vocabulary
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
-from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
+from hf_recurrent.server.routes.schemas import PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
@@ -159,12 +159,6 @@ class ServedModel:
             options["source"] = source
             options |= self._stops(sampling.stops)
         return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
-
-    def generation(self, body: GenerateRequest, session_id: str, **options: Any) -> Job:
-        """A job that continues a session."""
-        self.check_limit("max_tokens", body.max_tokens, self.settings.limits.max_new_tokens)
-        nothing = np.zeros(0, dtype=np.int64)
-        return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
 
     def _stops(self, stops: Sequence[str]) -> dict[str, Any]:
         """Fields of [`Request`]; a stop string may begin and end inside of tokens that are not bytes."""
