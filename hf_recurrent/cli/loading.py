@@ -132,11 +132,8 @@ def build_new_model(
     """A model of a preset with new weights.
 
     Args:
-        auto_class: Auto class of transformers that builds it.
-        preset: name of the preset.
         flag: the argument that holds `overrides`, for messages.
         overrides: NAME=VALUE; they take precedence over `fields`.
-        fields: other fields of the configuration.
 
     Raises:
         ValueError: the configuration or the model rejects an override, or the model does not fit into memory.

@@ -44,11 +44,6 @@ def recipe_flags(
 ) -> tuple[list[str], dict[str, Any]]:
     """Flags for the values of a recipe that a flag can express, and the other values, as defaults.
 
-    Args:
-        name: the recipe, for messages.
-        recipe: argument → value.
-        types_of: argument → type, as annotated.
-
     Raises:
         ValueError: an argument takes no list, no mapping, or no null.
     """

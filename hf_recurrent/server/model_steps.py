@@ -210,13 +210,7 @@ class ModelSteps:
         return logits[:, -1].cpu(), new
 
     def continue_from(self, snapshot: Snapshot, tokens: Sequence[int], begin_token: int | None = None) -> Snapshot:
-        """The place after tokens that were generated at a snapshot.
-
-        Args:
-            snapshot: of the text.
-            tokens: the generated ones.
-            begin_token: read first if the text is empty.
-        """
+        """The place after tokens that were generated at a snapshot; `begin_token` is read first in an empty text."""
         state, pending = snapshot.state, begin_token if snapshot.pending is None else snapshot.pending
         with torch.no_grad():
             if pending is not None:
