@@ -73,10 +73,6 @@ class SamplingFields(Body):
         repetition = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         return LogitChanges(self.presence_penalty or 0.0, self.frequency_penalty or 0.0, repetition, bias)
 
-    @property
-    def stops(self) -> list[str]:
-        return self.stop or []
-
     def seed_or_random(self) -> int:
         return secrets.randbits(62) if self.seed is None else self.seed
 

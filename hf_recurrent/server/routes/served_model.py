@@ -157,16 +157,14 @@ class ServedModel:
             source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
-            options |= self._stops(sampling.stops)
+            options |= self._stops(sampling.stop or ())
         return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
 
     def _stops(self, stops: Sequence[str]) -> dict[str, Any]:
-        """Fields of [`Request`]; a stop string may begin and end inside of tokens that are not bytes."""
-        if self.has_bytes or not stops:
-            return {"stops": [self.encode(stop, "stop").tolist() for stop in stops]}
-        for stop in stops:
-            self.encode(stop, "stop")  # may refuse it
-        return {"stops": [stop.encode() for stop in stops], "units": self.tokenizer.token_bytes.__getitem__}
+        """Fields of [`Request`]."""
+        tokens = [self.encode(stop, "stop") for stop in stops]  # may refuse one
+        found = map(self.decode, tokens) if self.has_bytes else map(str.encode, stops)
+        return {"stops": [*found], "token_bytes": self._token_bytes.__getitem__}
 
     def _changes(self, sampling: SamplingFields) -> LogitChanges:
         changes, known = sampling.changes, self.vocab_size
