@@ -102,10 +102,7 @@ def save_image_sheet(
 
 def import_pillow(purpose: str) -> Any:
     """The module `PIL.Image`; an ImportError that names `purpose` if it is missing."""
-    import_optional("PIL", f"{purpose} needs the Pillow package: pip install pillow")
-    from PIL import Image
-
-    return Image
+    return import_optional("PIL.Image", f"{purpose} needs the Pillow package: pip install pillow")
 
 
 _GZIP_MAGIC = b"\x1f\x8b"
