@@ -83,13 +83,6 @@ def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tup
     return model, tokenizer
 
 
-def load_served_model(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
-    """As [`load_model_and_tokenizer`]; a model that learns needs a state as ours, and bytes."""
-    if arguments.learn:
-        return load_recurrent_model(arguments, "; --learn needs one of hf_recurrent, or a stock model of bytes.")
-    return load_model_and_tokenizer(arguments)
-
-
 def load_or_build(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; for the name of a preset, its model with new weights of `--seed`."""
     if arguments.model not in preset_names():

@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hf_recurrent.data.quantities import with_unit
@@ -68,21 +68,19 @@ class WatchSettings:
         return LineJudge(self.false_alarms, SessionTracker(self.session_idle, pattern))
 
 
+@dataclass
 class Findings:
     """Events and records of a batch of lines.
 
-    Attributes:
+    Args:
         events: those that begin, of lines and of sessions, and ended ones of several lines; in the order of
             lines, each with whether it has ended.
         lines, sessions: JSON lines, if they are wanted.
     """
 
-    __slots__ = ("events", "lines", "sessions")
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Event, bool]] = []
-        self.lines: list[str] = []
-        self.sessions: list[str] = []
+    events: list[tuple[Event, bool]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
 
 
 class WatchedLog:
