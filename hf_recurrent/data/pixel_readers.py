@@ -102,7 +102,10 @@ def save_image_sheet(
 
 def import_pillow(purpose: str) -> Any:
     """The module `PIL.Image`; an ImportError that names `purpose` if it is missing."""
-    return import_optional("PIL.Image", f"{purpose} needs the Pillow package: pip install pillow")
+    import_optional("PIL", f"{purpose} needs the Pillow package: pip install pillow")
+    from PIL import Image
+
+    return Image
 
 
 _GZIP_MAGIC = b"\x1f\x8b"
