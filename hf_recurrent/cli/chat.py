@@ -11,7 +11,6 @@ from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent chat",
         description="Talk to a model. Its state keeps the whole conversation, so that each turn\n"
@@ -19,7 +18,6 @@ def build_parser() -> argparse.ArgumentParser:
         "message and an answer; without one, the model continues what you type.",
         epilog=f"while it runs:\n{command_table()}\n\n"
         "A line that ends in \\ continues on the next one. Ctrl-C stops an answer.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument("--system", help="system message, for a chat template")

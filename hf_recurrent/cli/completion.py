@@ -23,7 +23,6 @@ _FILES = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent completion",
         description="Print a script that completes commands, flags and values in a shell.",

@@ -37,7 +37,6 @@ class FileParser(CommandParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = FileParser(
         prog="hf-recurrent compress",
         description="Compress a file with predictions of its next byte: by counts of the bytes that\n"
@@ -82,16 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and how it is built or loaded: the same arguments for both commands give the same weights."""
-    add_loading_arguments(parser, takes_presets=True, device="cpu")
-    model = next(action for action in parser._actions if action.dest == "model")
-    model.nargs, model.required = "?", False
-    model.help += ", or the name of a preset; without it, counts predict alone"
-    parser.set_defaults(dtype="float32", model=None)
+    optional = "or the name of a preset; without it, counts predict alone"
+    add_loading_arguments(parser, takes_presets=True, device="cpu", optional=optional)
+    parser.set_defaults(dtype="float32")
     parser.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset (default: 0)")
 
 
 def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the output and the progress."""
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--resume", action="store_true", help="continue after an interruption, if there was one")
     parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.argument_checks import argument, check_numbers, check_probabilities
+from hf_recurrent.argument_checks import argument, check_probabilities
 from hf_recurrent.cli.flags import named
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class DataArguments:
     max_eval_bytes: float | None = argument(None, "Bytes of whole held-out documents to evaluate. Example: 2e6")
 
     def __post_init__(self):
-        check_numbers(vars(self), "--")
         for name in ("max_corpus_bytes", "max_eval_bytes"):
             value = getattr(self, name)
             if value is not None and not (value >= 1 and value == int(value)):

@@ -18,7 +18,6 @@ from hf_recurrent.cli.pipes import PIPE, check_paths, input_file, output_file
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = FileParser(
         prog="hf-recurrent decompress",
         description="Decompress an archive of hf-recurrent compress, with the same MODEL, if any.",

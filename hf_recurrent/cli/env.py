@@ -18,7 +18,6 @@ KERNELS |= {"scan": "linear_scan_cpu", "count": "count_memory_cpu"}
 
 
 def build_parser() -> CommandParser:
-    """The arguments of the command."""
     parser = CommandParser(prog="hf-recurrent env", description="Print versions, devices and compiled kernels.")
     add_json_argument(parser)
     return parser

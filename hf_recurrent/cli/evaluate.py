@@ -90,7 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    """Measure, write the results to `--output`, and print them as a table."""
     data = dataclass_of(DataArguments, arguments)
     _check(arguments)
 
@@ -165,7 +164,6 @@ def _record(
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise an error that names the first argument that is not allowed."""
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
     check_model_name("MODEL", arguments.model)
@@ -214,7 +212,6 @@ def _measure_all(
 
 
 def _table(source: "EpisodeSource", metrics: dict[str, float], results: dict[str, Any]) -> str:
-    """The results as text."""
     from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
 
     if "accounts" in results:

@@ -23,7 +23,6 @@ _NEW_RATE = 1e-3  # learning rate of new weights
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent export",
         description="Write one step of a model as a program: token ids and state in, logits and\n"
@@ -138,7 +137,6 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _report(folder: Path, program: str, arguments: argparse.Namespace) -> None:
-    """Print what was written."""
     files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if arguments.json:
         print(json.dumps({"output_dir": str(folder), "program": program, "bytes": dict(sorted(files.items()))}))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent generate",
         description="Continue texts. New text is printed to standard output, everything else to standard error.",

@@ -16,7 +16,6 @@ NAME = "recurrent"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     return CommandParser(
         prog="hf-recurrent hf-extension",
         description="Make the commands of this installation available as `hf recurrent COMMAND ...`. "

@@ -29,7 +29,6 @@ OPTIMIZERS = ("adamw", "rmsprop", "sgd")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent learn",
         description="Read a stream of bytes once: predict every byte, score the prediction and learn\n"

@@ -8,7 +8,6 @@ from hf_recurrent.cli.user_code import import_user_code
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run lm-eval with `argv`, by default the arguments of the process."""
     parser = CommandParser(prog="hf-recurrent lm-eval", add_help=False, allow_abbrev=False)
     arguments, words = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     try:

@@ -83,13 +83,6 @@ def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tup
     return model, tokenizer
 
 
-def load_served_model(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
-    """As [`load_model_and_tokenizer`]; a model that learns needs a state as ours, and bytes."""
-    if arguments.learn:
-        return load_recurrent_model(arguments, "; --learn needs one of hf_recurrent, or a stock model of bytes.")
-    return load_model_and_tokenizer(arguments)
-
-
 def load_or_build(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; for the name of a preset, its model with new weights of `--seed`."""
     if arguments.model not in preset_names():
@@ -132,11 +125,8 @@ def build_new_model(
     """A model of a preset with new weights.
 
     Args:
-        auto_class: Auto class of transformers that builds it.
-        preset: name of the preset.
         flag: the argument that holds `overrides`, for messages.
         overrides: NAME=VALUE; they take precedence over `fields`.
-        fields: other fields of the configuration.
 
     Raises:
         ValueError: the configuration or the model rejects an override, or the model does not fit into memory.

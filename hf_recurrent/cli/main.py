@@ -39,7 +39,6 @@ FOREIGN = ("transformers", "lm-eval")
 
 
 def usage() -> str:
-    """The help text: all commands, one per line."""
     width = max(map(len, COMMANDS))
     lines = [f"  {command:<{width}}  {text}" for command, text in COMMANDS.items()]
     return "\n".join(["usage: hf-recurrent COMMAND [--help] ...", "       hf-recurrent --version", "", *lines])
@@ -72,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, words: Sequence[str]) -> None:
-    """Run a command of [`COMMANDS`]."""
     if name == "pretrain" and is_help(words):  # without the imports of the command
         print_help(words)
         return

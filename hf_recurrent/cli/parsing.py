@@ -51,7 +51,6 @@ class OneSentenceErrors:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit."""
         self.exit(2, f"{self.prog}: error: {one_line(name_typed(message, self.typed))}\n")
 
 
@@ -104,7 +103,6 @@ JSON_HELP = "print the results as JSON"
 
 
 def add_json_argument(parser: Any) -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
 

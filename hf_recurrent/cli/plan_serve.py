@@ -9,7 +9,6 @@ from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent plan serve",
         description="Count the memory of a text of a server, and measure its steps on one core. MODEL may\n"

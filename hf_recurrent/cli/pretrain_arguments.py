@@ -95,7 +95,6 @@ class TeacherArguments:
     dmt_rollout_length: int = argument(256, "Bytes that the RNN reads without its teacher in DMT.")
 
     def __post_init__(self):
-        check_numbers(vars(self), "--")
         check_at_least(0, self, "dmt_steps", "dmt_learning_rate")
         check_at_least(1, self, "dmt_rollout_length")
 

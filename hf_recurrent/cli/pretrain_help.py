@@ -62,15 +62,12 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class Argument:
-    """A field of a dataclass of arguments."""
-
     name: str
     default: Any
     help: str
 
 
 def recipe_help() -> str:
-    """Help of `--recipe`."""
     return (
         f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, or `none` for the defaults of the code; "
         "command-line flags take precedence."

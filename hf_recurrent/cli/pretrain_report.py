@@ -54,7 +54,6 @@ def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None
 
 
 def print_samples(trainer: StreamTrainer) -> None:
-    """Print continuations of the prompts in the arguments."""
     args = trainer.args
     samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
     for prompt, sample in zip(args.sample_prompts, samples, strict=True):
@@ -98,7 +97,6 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
 
 
 def describe_result(trainer: StreamTrainer, metrics: dict[str, float]) -> str:
-    """Held-out metrics in words."""
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
 
 

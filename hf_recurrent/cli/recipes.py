@@ -12,7 +12,6 @@ from hf_recurrent.cli.parsing import parse_yaml
 
 
 def recipe_names() -> list[str]:
-    """The recipes of the package."""
     folder = files("hf_recurrent").joinpath("recipes")
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -44,11 +43,6 @@ def recipe_flags(
     name: str, recipe: Mapping[str, Any], types_of: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
     """Flags for the values of a recipe that a flag can express, and the other values, as defaults.
-
-    Args:
-        name: the recipe, for messages.
-        recipe: argument → value.
-        types_of: argument → type, as annotated.
 
     Raises:
         ValueError: an argument takes no list, no mapping, or no null.

@@ -36,7 +36,6 @@ def load_papers() -> ModuleType | None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     papers = load_papers()
     experiments, studies = papers.EXPERIMENTS, papers.STUDIES
     width = max(map(len, [*experiments, *studies]))
@@ -79,7 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
     if load_papers() is None:
         sys.stderr.write(NOT_INSTALLED)
         raise SystemExit(2)

@@ -20,7 +20,6 @@ _UNITS = ("byte", "line", "document")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent score",
         description="Measure the log-probability (natural logarithm) of every byte, line or\n"
@@ -32,7 +31,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  zcat logs.gz | hf-recurrent score runs/hawk - --per line | sort\n\n"
         "As in evaluate, the first byte of a document is given and has no probability.\n"
         "The end byte counts to the document and its last line.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument(

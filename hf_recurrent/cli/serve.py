@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
-from hf_recurrent.cli.loading import add_loading_arguments, load_served_model
+from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer, load_recurrent_model
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command, dataclass_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -27,7 +27,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent serve",
         description="Serve a model over HTTP: OpenAI's completions, and sessions, which are states. A\n"
@@ -41,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         "    -H 'content-type: application/json' \\\n"
         '    -d \'{"model": "hawk", "prompt": "def ", "max_tokens": 40}\'\n\n'
         "Ctrl-C ends all requests where they are and saves all sessions.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument("--name", help="name of the model for clients (default: the last part of MODEL)")
@@ -173,7 +171,12 @@ def _serve_alone(
 ) -> None:
     """Serve in this process; without a listening socket, on a new one of the arguments."""
     arguments.learning = _learning(arguments)
-    model, tokenizer = load_served_model(arguments)
+    if arguments.learn:
+        model, tokenizer = load_recurrent_model(
+            arguments, "; --learn needs one of hf_recurrent, or a stock model of bytes."
+        )
+    else:
+        model, tokenizer = load_model_and_tokenizer(arguments)
     if arguments.chat_template is not None:
         tokenizer.chat_template = _chat_template(arguments.chat_template)
     # The page shows bytes.

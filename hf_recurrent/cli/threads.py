@@ -34,7 +34,6 @@ class Usage:
 
     @classmethod
     def now(cls) -> "Usage":
-        """The present usage."""
         import psutil
 
         cores = psutil.cpu_times(percpu=True)
@@ -55,7 +54,6 @@ def observe() -> None:
 
 
 def add_threads_argument(parser: Any, help: str = HELP) -> None:
-    """Add `--threads`."""
     parser.add_argument("--threads", type=int, metavar="N", help=help)
 
 

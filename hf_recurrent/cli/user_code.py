@@ -15,7 +15,6 @@ IMPORT_HELP = "Run a Python file or module first that registers units, tasks or 
 
 
 def add_import_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--import` to the parser of a command."""
     parser.add_argument("--import", dest="user_code", action="append", default=[], metavar="FILE", help=IMPORT_HELP)
 
 

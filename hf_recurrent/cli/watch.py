@@ -28,7 +28,6 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch",
         description="Read logs line by line as they grow, learn what is usual in them, and show\n"
@@ -118,7 +117,6 @@ def add_watch_arguments(parser: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _ACTIONS:
         importlib.import_module(f"hf_recurrent.cli.{_ACTIONS[words[0]]}").main(words[1:])
@@ -155,13 +153,11 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
 
 
 def default_directory(logs: Sequence[str]) -> Path:
-    """Default directory of the state of a watch of these logs."""
     names = "+".join("stdin" if log == "-" else os.path.basename(log).replace("*", "_") for log in logs)
     return Path("runs", f"watch-{names}"[:100])
 
 
 def _check(arguments: argparse.Namespace, outputs: Sequence[str]) -> None:
-    """Raise an error that names the first argument that is not allowed."""
     check_at_least(1, arguments, "max_line_bytes")
     if not arguments.save_every > 0:
         raise ValueError(f"`--save_every` is {arguments.save_every:g}; it must be more than 0 seconds.")

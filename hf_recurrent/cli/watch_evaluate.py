@@ -19,7 +19,6 @@ _COLUMNS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch evaluate",
         description="Read a log once, from its first line, and compare the scores of lines or\n"

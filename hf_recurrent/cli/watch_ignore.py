@@ -7,7 +7,6 @@ from hf_recurrent.cli.parsing import CommandParser, command
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch ignore",
         description="Say that events are usual: they are not shown again, by a watch that runs now or\n"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch learn",
         description="Read logs from beginning to end, and write a page with their templates, how\n"
@@ -33,7 +32,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
     with ExitStack() as stack:
         run, page = run_command(build_parser(), argv, lambda arguments: _open(arguments, stack))
         _learn(run, page)

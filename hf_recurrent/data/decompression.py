@@ -1,5 +1,6 @@
 """Files as chunks of decompressed bytes, in constant memory; damage raises a ValueError that names the file."""
 
+import gzip
 import os
 import zlib
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from typing import BinaryIO
 from hf_recurrent.argument_checks import import_optional
 
 _CHUNK = 1 << 20
-_GZIP_PIECE = 1 << 16
 # A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 16 MiB at most.
 _ZSTANDARD_PIECE = 1 << 9
 # Text compresses 3 to 20 times, repetitive logs up to some hundred times.
@@ -61,24 +61,12 @@ def check_expansion(path: Path, expanded: int, size: int) -> None:
 
 
 def _gzip_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    # zlib itself, because `gzip.GzipFile` copies everything twice.
-    member, is_first = None, True
     try:
-        while piece := file.read(_GZIP_PIECE):
-            while piece:
-                if member is None:
-                    if not is_first and not (piece := piece.lstrip(b"\0")):  # members may be padded
-                        break
-                    member, is_first = zlib.decompressobj(zlib.MAX_WBITS | 16), False
-                if chunk := member.decompress(piece, _CHUNK):
-                    yield chunk
-                piece = member.unconsumed_tail
-                if member.eof:
-                    piece, member = member.unused_data, None
-    except zlib.error as error:
+        with gzip.GzipFile(fileobj=file) as content:
+            while chunk := content.read1(_CHUNK):
+                yield chunk
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, not a whole gzip file: {error}") from error
-    if member is not None:
-        raise ValueError(f"{path} is damaged, not a whole gzip file: it ends within a member.")
 
 
 def check_installed(path: Path) -> None:

@@ -62,6 +62,5 @@ def column_bytes(value: object, column: str, name: str) -> bytes:
 
 
 def missing_column(name: str, column: str, columns: Iterable[str]) -> ValueError:
-    """The error for a missing text column."""
     present = ", ".join(map(repr, columns)) or "none"
     return ValueError(f"`text_column` is {column!r}; it must be a column of {name}, which has {present}.")

@@ -5,7 +5,6 @@ Their tokens are pixels or patches whatever the tokenizer. All ids are data: epi
 
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -139,26 +138,22 @@ def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
         raise FileNotFoundError(f"file not found: {path}")
     with open(path, "rb") as file:
         compression = ".gz" if file.read(2) == _GZIP_MAGIC else ""
-    with tempfile.TemporaryFile() as unpacked:  # in memory only as far as it is read
-        unpacked.writelines(read_chunks(path, compression))
-        size = unpacked.tell()
-        unpacked.seek(0)
-        data = unpacked.read(header)
-        if data[:4] != magic:
-            raise ValueError(
-                f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
-                f"bytes, {num_dimensions} dimensions)."
-            )
-        if len(data) < header:
-            raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
-        shape = tuple(int.from_bytes(data[begin : begin + 4], "big") for begin in range(4, header, 4))
-        expected = header + math.prod(shape)
-        if size != expected:
-            defect = "truncated" if size < expected else "too long"
-            raise ValueError(f"{path} is {defect}: it has {size} bytes, but {expected} by its header.")
-        if not math.prod(shape):
-            raise ValueError(f"{path} is empty: its shape is {shape}.")
-        return np.memmap(unpacked, dtype=np.uint8, mode="r", offset=header, shape=shape)
+    data = b"".join(read_chunks(path, compression))
+    if data[:4] != magic:
+        raise ValueError(
+            f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
+            f"bytes, {num_dimensions} dimensions)."
+        )
+    if len(data) < header:
+        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
+    shape = tuple(int.from_bytes(data[begin : begin + 4], "big") for begin in range(4, header, 4))
+    expected = header + math.prod(shape)
+    if len(data) != expected:
+        defect = "truncated" if len(data) < expected else "too long"
+        raise ValueError(f"{path} is {defect}: it has {len(data)} bytes, but {expected} by its header.")
+    if not math.prod(shape):
+        raise ValueError(f"{path} is empty: its shape is {shape}.")
+    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
 
 
 _SPLITS = ("train", "test")

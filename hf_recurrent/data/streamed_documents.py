@@ -297,8 +297,6 @@ class _StreamReader:
 
 
 class _GroupReader:
-    """Reader of one group of streams."""
-
     def __init__(self, readers: list[_StreamReader], block_size: int) -> None:
         self._readers, self._shape, self._next = readers, (len(readers), block_size), 0
         end = readers[0]._source.end_token_id

@@ -56,7 +56,7 @@ def named(text: str, name: str) -> str:
 
 
 def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bool = False) -> CFile:
-    """The C99 file of a printed graph; `name` and `note` as in [`c_source`]."""
+    """The C99 file of a printed graph; `name` and `note` as in [`c_step`]."""
     (offsets, floats), (code_offsets, codes) = (
         allocate(printer.statements, {number: memory.size for number, memory in part.items()})
         for part in (printer.scratch, printer.codes)

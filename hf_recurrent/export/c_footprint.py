@@ -37,12 +37,10 @@ class Footprint:
 
     @property
     def flash(self) -> int:
-        """Code and constants."""
         return self.code + self.constants
 
     @property
     def total(self) -> int:
-        """Bytes of flash and RAM together."""
         return self.flash + self.ram + self.stack
 
     def commented(self, text: str) -> str:

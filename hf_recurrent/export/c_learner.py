@@ -156,8 +156,6 @@ def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
 
 
 class _Body:
-    """The statements of a printer."""
-
     def __init__(self, printer: LearnerPrinter):
         sizes = {number: memory.size for number, memory in printer.scratch.items()}
         offsets, self.size = allocate(printer.statements, sizes)

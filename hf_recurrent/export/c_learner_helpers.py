@@ -183,11 +183,7 @@ def update_text(kind: str, numbers: str, num_fixed: int = 0) -> str:
     """The functions of an optimizer: of weights as floats, and of those in fixed point where there are some.
 
     β, log β and 1 - β of its moments stand there as BETA, LOG_BETA and REST, with 1 or 2 at the end, and ε as EPS.
-
-    Args:
-        kind: of the optimizer.
-        numbers: of [`LearnerSetting`].
-        num_fixed: weights in fixed point, which come first.
+    The first `num_fixed` weights are in fixed point.
     """
     first = f"(begin - {num_fixed})" if num_fixed else "begin"  # no address outside of the array, not even on the way
     weights = f"float *restrict weights = learner->saved.weights + {first};"

@@ -8,14 +8,7 @@ from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
 
 
 def token_interface(vocab_size: int, end: int | None, predict: str, counts: CountPlan | None) -> Interface:
-    """The interface of a learner of tokens.
-
-    Args:
-        vocab_size: V.
-        end: the token that ends an episode.
-        predict: statements that compute `logits` from `id`.
-        counts: of a count memory.
-    """
+    """The interface of a learner of tokens, whose statements `predict` compute `logits` from `id`."""
     texts = {"PREDICT": indented(predict), "END": str(-1 if end is None else end)}
     texts |= dict.fromkeys(_COUNTED, "") if counts is None else _COUNTED
     functions = re.sub(r"\b([A-Z]{3,})\b", lambda match: texts.get(match[1], match[1]), _TOKENS)

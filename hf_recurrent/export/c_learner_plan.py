@@ -76,13 +76,7 @@ class Part(NamedTuple):
 
 
 class TrainedTable(NamedTuple):
-    """A table of n-grams that learns.
-
-    Args:
-        name: of the parameter.
-        height, width: rows and elements of a row.
-        rate, eps: of row-wise Adagrad.
-    """
+    """A table of n-grams, (height, width), that learns by row-wise Adagrad."""
 
     name: str
     height: int
@@ -160,11 +154,8 @@ class LearnerPlan:
     """Layout of the struct of a learner.
 
     Args:
-        block: of one step.
-        setting: how it learns.
         state: the zero state of one stream.
         scales: name → size of other numbers that are saved.
-        counts: of a count memory.
 
     Attributes:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
@@ -308,7 +299,6 @@ class LearnerPlan:
         return Layout(parameters, fields | dict(inputs), self.num_fixed)
 
     def weights_file(self) -> bytes:
-        """The file of the weights."""
         flat = torch.cat([self.parameters[name].detach().reshape(-1) for name in self.names])
         fields = self.split_weights(flat)
         counts = b"" if self.counts is None or self.counts.is_empty else self.counts.learned()

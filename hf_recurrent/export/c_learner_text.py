@@ -40,14 +40,7 @@ class Interface(NamedTuple):
 
 
 def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes: int) -> str:
-    """NAME.h.
-
-    Args:
-        plan: [`LearnerPlan`].
-        interface: of tokens or vectors.
-        work: elements of memory for intermediate results.
-        table_bytes: of constants in the source file.
-    """
+    """NAME.h, with `work` elements of memory for intermediate results; `table_bytes` of constants are in NAME.c."""
     saved, weights = plan.saved_bytes, plan.weight_bytes
     counts, words = plan.counts, plan.num_trained + max(work, 1) + interface.memory[1] + plan.table_memory[1] + 2
     if counts is not None:
@@ -121,15 +114,7 @@ struct NAME_learner {{
 
 
 def source_text(plan: LearnerPlan, interface: Interface, definitions: list[str], update: str, learn: str) -> str:
-    """NAME.c.
-
-    Args:
-        plan: [`LearnerPlan`].
-        interface: of tokens or vectors.
-        definitions: tables and functions.
-        update: the function of the optimizer.
-        learn: statements of NAME_block.
-    """
+    """NAME.c, with tables and functions as `definitions`, and the statements of NAME_block as `learn`."""
     parts = ['#include "NAME.h"\n\n#include <math.h>\n#include <string.h>', *definitions, CRC32, _FILES, _forget(plan)]
     block = f"""/* Forward and backward pass of one step, sensitivities, weights, state. */
 static int NAME_block(struct NAME_learner *learner, {interface.block}) {{
@@ -143,7 +128,6 @@ static int NAME_block(struct NAME_learner *learner, {interface.block}) {{
 
 
 def indented(body: str) -> str:
-    """Statements of a function."""
     return "\n".join(f"    {line}" for line in body.splitlines())
 
 

@@ -4,7 +4,6 @@ import torch
 
 
 def literal(value: float) -> str:
-    """A float in C."""
     if value != value:
         return "NAN"
     if value in (float("inf"), float("-inf")):

@@ -17,17 +17,34 @@ from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
 
 
-def print_step(program: ExportedProgram, state_names: list[str]) -> CPrinter:
-    """The statements of one step.
+def c_step(
+    program: ExportedProgram, name: str, state_names: list[str], note: str = "", *, separate_weights: bool = False
+) -> CFile:
+    """The C99 file of one step.
+
+    It declares `struct NAME_state`, `NAME_reset(state)` and `NAME_step(state, id, outputs)`, which returns 0, or 1 for
+    an id outside of the vocabulary; with real-valued inputs the second argument is `const float *values`.
 
     Args:
-        program: of [`export_step`], float32.
+        program: of [`export_step`] with `own_operators=True`, float32.
+        name: prefix of all names; an identifier of C.
         state_names: of the parts of the state, in the program's order.
+        note: lines for the comment at the top.
+        separate_weights: put the weights into a binary file. Then `NAME_load(file, size)` checks its bytes and returns
+            a pointer for the second argument of `NAME_step`.
 
     Raises:
-        ValueError: the weights are not float32.
-        UnsupportedOp: an operator cannot be printed.
+        ValueError: the step has an unsupported operator, or the weights are not float32.
     """
+    try:
+        printer = _printed(program, state_names)
+    except UnsupportedOp as error:
+        raise ValueError(f"The step cannot be exported to C: unsupported operator: {error}.") from error
+    return c_file(printer, name, note, separate_weights=separate_weights)
+
+
+def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:
+    """The statements of one step."""
     inputs = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     inputs = inputs[-1 - len(state_names) :]  # weights come first
     if any(value.is_floating_point() and value.dtype != torch.float32 for value in inputs):
@@ -46,41 +63,3 @@ def print_step(program: ExportedProgram, state_names: list[str]) -> CPrinter:
     printer = CPrinter(trace.graph, fields)
     printer.write(outputs, parts)
     return printer
-
-
-def c_source(program: ExportedProgram, name: str, state_names: list[str], note: str = "") -> str:
-    """The C99 file of one step.
-
-    It declares `struct NAME_state`, `NAME_reset(state)` and `NAME_step(state, id, outputs)`, which returns 0, or 1 for
-    an id outside of the vocabulary; with real-valued inputs the second argument is `const float *values`.
-
-    Args:
-        program: of [`export_step`] with `own_operators=True`, float32.
-        name: prefix of all names; an identifier of C.
-        state_names: of the parts of the state, in the program's order.
-        note: lines for the comment at the top.
-
-    Raises:
-        ValueError: the step has an unsupported operator, or the weights are not float32.
-    """
-    return c_step(program, name, state_names, note).text
-
-
-def c_step(
-    program: ExportedProgram, name: str, state_names: list[str], note: str = "", *, separate_weights: bool = False
-) -> CFile:
-    """As [`c_source`], with the footprint.
-
-    Args:
-        program, name, state_names, note: as there.
-        separate_weights: put the weights into a binary file. Then `NAME_load(file, size)` checks its bytes and returns
-            a pointer for the second argument of `NAME_step`.
-    """
-    return c_file(_printed(program, state_names), name, note, separate_weights=separate_weights)
-
-
-def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:
-    try:
-        return print_step(program, state_names)
-    except UnsupportedOp as error:
-        raise ValueError(f"The step cannot be exported to C: unsupported operator: {error}.") from error

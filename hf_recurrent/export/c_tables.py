@@ -40,7 +40,6 @@ class Table(NamedTuple):
         return -(-self.values.numel() // per_word) * per_word
 
     def definition(self) -> str:
-        """C text."""
         values = self.values.flatten().tolist()
         texts = [literal(value).strip("()") if self.kind == "float" else str(int(value)) for value in values]
         lines, line = [], "   "

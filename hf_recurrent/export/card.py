@@ -1,7 +1,5 @@
 """The card of an exported step."""
 
-from typing import Any
-
 from huggingface_hub import ModelCardData
 
 from hf_recurrent.export.specification import ExportSpecification
@@ -45,10 +43,10 @@ const struct model_weights *weights = model_load(file, MODEL_WEIGHTS_FILE_SIZE);
 """
 
 
-def export_card(specification: ExportSpecification, data: dict[str, Any], weights_file: bool = False) -> str:
-    """The text of README.md; `data` are fields of its metadata, `weights_file` as in [`save_exported_step`]."""
-    tags = [*dict.fromkeys([*data.get("tags", ()), specification.model_type, "recurrent", specification.runtime])]
-    metadata = ModelCardData(**{"library_name": "hf_recurrent"} | data | {"tags": tags})
+def export_card(specification: ExportSpecification, weights_file: bool = False) -> str:
+    """The text of README.md; `weights_file` as in [`save_exported_step`]."""
+    tags = [specification.model_type, "recurrent", specification.runtime]
+    metadata = ModelCardData(library_name="hf_recurrent", tags=tags)
     inputs = "token ids (B,), int64"
     if specification.input_size is not None:
         inputs = f"real values (B, {specification.input_size})"
@@ -86,7 +84,6 @@ The checksums in `manifest.json` notice damage, not malice; load programs only f
 
 
 def _example(specification: ExportSpecification, weights_file: bool) -> str:
-    """Code that runs the program."""
     if specification.runtime == "c":
         return _C_EXAMPLE.format(
             weights=_C_WEIGHTS if weights_file else "", argument="weights, " if weights_file else ""

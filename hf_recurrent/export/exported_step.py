@@ -9,7 +9,6 @@ Shape letters: B streams, V vocabulary.
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -122,7 +121,6 @@ def save_exported_step(
     runtime: str = "torch",
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: str | None = None,
-    card_data: dict[str, Any] | None = None,
     weights_file: bool = False,
 ) -> ExportSpecification:
     """Export a model's step into a new folder.
@@ -134,7 +132,6 @@ def save_exported_step(
             C99 file, always with int8 weights, which is compiled and not loaded).
         tokenizer: saved with it.
         weights: "int8", "bfloat16", or None for the model's own type.
-        card_data: fields of the card's metadata, such as `license` and `base_model`.
         weights_file: for "c": write the weights to a binary file, `model.weights`, instead of into the C file.
 
     Raises:
@@ -166,7 +163,7 @@ def save_exported_step(
             tokenizer.save_pretrained(staging)
         write_manifest(staging, kind=_KIND)
         # After the manifest: a card may be edited.
-        card = export_card(specification, card_data or {}, weights_file)
+        card = export_card(specification, weights_file)
         (staging / "README.md").write_text(card, encoding="utf-8")
     return specification
 

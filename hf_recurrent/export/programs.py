@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.export.quietly import quietly
 from hf_recurrent.export.real_pairs import ComplexOperation, RealModule, has_complex
-from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_decompositions
+from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_by_doubling
 from hf_recurrent.export.step_module import StepLoop, StepModule
 from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.block.recurrent_backbone import RecurrentModel
@@ -44,7 +44,7 @@ def export_step(
         model: a recurrent model of this package, of any family, with or without a head.
         weights: "int8" or "bfloat16" to store linear maps and the embedding so; by default as they are.
         max_streams: the largest B, for which some runtimes reserve memory.
-        own_operators: keep this package's operator that hashes n-grams, for [`c_source`]; by default it becomes
+        own_operators: keep this package's operator that hashes n-grams, for [`c_step`]; by default it becomes
             operators of torch.
 
     Raises:
@@ -121,7 +121,7 @@ def _in_real_numbers(
     module: StepModule, loader: WeightLoader, max_streams: int, own_operators: bool
 ) -> ExportedProgram:
     examples, blocks = module.example_inputs(_STREAMS, _STEPS), module.takes_blocks
-    decompositions = scan_decompositions() if blocks else {}
+    decompositions = {torch.ops.hf_recurrent.linear_scan.default: scan_by_doubling} if blocks else {}
     if not own_operators:
         decompositions |= {torch.ops.hf_recurrent.ngram_rows.default: ngram_rows}
     program = _trace(module, examples, blocks, max_streams).run_decompositions(decompositions)

@@ -13,8 +13,6 @@ aten = torch.ops.aten
 
 
 class Pair(NamedTuple):
-    """Real and imaginary part of a complex tensor."""
-
     real: Tensor
     imag: Tensor
 

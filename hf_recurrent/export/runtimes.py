@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_source import c_source, c_step
+from hf_recurrent.export.c_source import c_step
 from hf_recurrent.export.program_archive import checked_archive
 from hf_recurrent.export.programs import MAX_STREAMS
 
@@ -164,7 +164,7 @@ def _load_executorch(path: Path) -> Run:
 
 
 def _write_c(program: ExportedProgram, path: Path, names: list[str]) -> None:
-    path.write_text(c_source(program, _C_NAME, names, _C_NOTE), encoding="utf-8")
+    path.write_text(c_step(program, _C_NAME, names, _C_NOTE).text, encoding="utf-8")
 
 
 def write_c_and_weights(program: ExportedProgram, path: Path, names: list[str]) -> None:

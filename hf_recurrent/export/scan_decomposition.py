@@ -37,8 +37,3 @@ def scan_by_doubling(
         decay = decay * torch.constant_pad_nd(decay, before, 1)[:, :steps]
     states = value + decay * initial_state.unsqueeze(1)
     return states.to(a.dtype), states[:, -1].clone()
-
-
-def scan_decompositions() -> dict:
-    """For `ExportedProgram.run_decompositions`."""
-    return {torch.ops.hf_recurrent.linear_scan.default: scan_by_doubling}

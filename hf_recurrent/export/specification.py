@@ -64,7 +64,6 @@ class ExportSpecification:
     versions: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON value."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -122,7 +121,6 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def describe(
     model: PreTrainedModel, runtime: str, program: str, weights: str | None, max_streams: int
 ) -> ExportSpecification:
-    """The specification of a model's step."""
     import hf_recurrent
 
     module, config = StepModule(model), model.config

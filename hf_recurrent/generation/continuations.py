@@ -108,19 +108,16 @@ class _Row:
         return torch.rand(self._max_new_tokens, dtype=torch.float64, generator=generator)
 
     def append(self, token: int, log_probability: float) -> None:
-        """Add a token."""
         self.tokens.append(token)
         self.log_probability += log_probability
         self.position = self.position and self.position.after(token)
 
     @property
     def ended(self) -> bool:
-        """True if the last token is an end token."""
         return self.tokens[-1] in self._ends
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing is added any more."""
         return self.ended or len(self.tokens) == self._max_new_tokens
 
 

@@ -35,7 +35,6 @@ class ModelDraft(UnreadText):
 
     @property
     def forwards(self) -> int:
-        """Forward passes so far."""
         return self.reader.forwards
 
     def begin(self, prompt: torch.Tensor) -> None:

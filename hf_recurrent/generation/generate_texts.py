@@ -52,8 +52,6 @@ class GenerateOptions:
 
 
 class TextGenerator:
-    """Continues texts with a model."""
-
     def __init__(
         self, options: GenerateOptions, model: PreTrainedModel, tokenizer: Any, constraint: Constraint | None = None
     ):

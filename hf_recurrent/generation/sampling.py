@@ -42,7 +42,6 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is taken."""
         return not self.temperature
 
     @cached_property

@@ -143,7 +143,6 @@ class UnreadText:
         return self.state
 
     def final_state(self) -> RecurrentState | None:
-        """The state after all tokens."""
         return self.reader.read(self.unread, self.state).states[len(self.unread)]
 
 

@@ -81,7 +81,6 @@ def unpack_text_state(
 
 
 def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata: dict[str, str]) -> TextState:
-    """The texts of a state file."""
     if "pending" not in metadata:
         raise ValueError(f"`{name}` is not the state of a text; it must be written by `--save_state`.")
     try:

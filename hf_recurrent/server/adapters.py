@@ -109,26 +109,3 @@ class ReadoutAdapter:
         shapes = [(self.rank, self._width), (self._vocabulary, self.rank)] * 2
         pieces = vector[0].split([rows * columns for rows, columns in shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-class AdaptedReading:
-    """The change of a text's logits while it is read.
-
-    Args:
-        adapter: of the model.
-        vector: of the text; None for a new one.
-        targets: the tokens after those that are read, to learn from; None to learn nothing.
-
-    Attributes:
-        vector: after what was read.
-    """
-
-    def __init__(self, adapter: ReadoutAdapter, vector: torch.Tensor | None, targets: Sequence[int] | None):
-        self._adapter, self._targets = adapter, targets
-        self.vector = adapter.new() if vector is None else vector
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        if self._targets is None:
-            return self._adapter.change(logits, self.vector)
-        changed, self.vector = self._adapter.learn(logits, self.vector, self._targets)
-        return changed

@@ -184,7 +184,6 @@ class Batch:
         return ended
 
     def remove(self, rows: Collection[int]) -> None:
-        """Remove rows."""
         if not rows:
             return
         kept = [row for row in range(len(self.rows)) if row not in rows]

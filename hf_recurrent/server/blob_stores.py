@@ -39,8 +39,6 @@ class BlobStore(Protocol):
 
 
 class MemoryBlobs:
-    """Pieces in memory."""
-
     def __init__(self, max_bytes: int):
         self._max_bytes, self._bytes, self._lock = max_bytes, 0, threading.Lock()
         self._blobs: OrderedDict[str, bytes] = OrderedDict()

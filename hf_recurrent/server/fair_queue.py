@@ -2,7 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, zip_longest
 
 from hf_recurrent.server.batch import Progress
 
@@ -20,7 +20,6 @@ class FairQueue:
         return sum(map(len, self._queues.values()))
 
     def append(self, progress: Progress) -> None:
-        """Add a job."""
         self._queues.setdefault(progress.job.request.owner, deque()).append(progress)
 
     def remove(self, progress: Progress) -> None:
@@ -34,12 +33,8 @@ class FairQueue:
 
     def first(self, count: int) -> list[Progress]:
         """The next jobs, which stay."""
-        found: list[Progress] = []
-        place = 0
-        while len(found) < min(count, len(self)):
-            found += (queue[place] for queue in self._queues.values() if place < len(queue))
-            place += 1
-        return list(islice(found, count))
+        rounds = zip_longest(*self._queues.values())
+        return list(islice((progress for turn in rounds for progress in turn if progress is not None), count))
 
     def popleft(self) -> Progress:
         """Take the next job out."""

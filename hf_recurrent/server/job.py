@@ -64,8 +64,8 @@ class Request:
         start: beginning of a new text; empty by default.
         max_new_tokens: 0 only reads.
         source: how tokens are chosen; needed to generate.
-        stops: sequences of units that end the text: of bytes for a tokenizer of words, else of tokens.
-        units: the units of a token; None where a token is a unit.
+        stops: strings that end the text; they may begin and end inside of tokens.
+        token_bytes: the bytes of a token; by default, the byte of this number.
         scores: how many alternatives to list for each token that is read; None to compute no scores.
         output_scores: the same for generated tokens.
         seconds: time limit of the job.
@@ -80,8 +80,8 @@ class Request:
     start: Snapshot | None = None
     max_new_tokens: int = 0
     source: TokenSource | None = None
-    stops: Sequence[Sequence[int]] = ()
-    units: Callable[[int], Sequence[int]] | None = None
+    stops: Sequence[bytes] = ()
+    token_bytes: Callable[[int], bytes] = lambda token: bytes([token])
     scores: int | None = None
     output_scores: int | None = None
     seconds: float = 600.0
@@ -90,53 +90,48 @@ class Request:
     owner: str = ""
 
     def held_back(self, output: Sequence[int]) -> int:
-        """Number of the last generated tokens in which a stop sequence may begin."""
+        """Number of the last generated tokens in which a stop string may begin."""
         longest = max(map(len, self.stops), default=1) - 1
-        pieces, text = self._end(output, longest)
+        pieces = self._end(output, longest)
+        text = b"".join(pieces)
         for size in range(min(longest, len(text)), 0, -1):
-            end = text[-size:]
-            if any(len(stop) > size and list(stop[:size]) == end for stop in self.stops):
+            if any(len(stop) > size and text.endswith(stop[:size]) for stop in self.stops):
                 return _count_from(pieces, len(text) - size)
         return 0
 
-    def matched_stop(self, output: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """The stop sequence that the last generated token has completed.
+    def matched_stop(self, output: Sequence[int]) -> tuple[int, bytes]:
+        """The stop string that the last generated token has completed.
 
         Returns:
-            How many tokens it is part of, 0 if there is none, and the units of the first of them that come before it.
+            How many tokens it is part of, 0 if there is none, and the bytes of the first of them that come before it.
         """
         longest = max(map(len, self.stops), default=0)
         if not longest or not output:
-            return 0, ()
-        pieces, text = self._end(output[:-1], longest - 1)
-        known = len(text)
-        pieces.append(self._units(output[-1]))
-        text += pieces[-1]
-        for begin in range(len(text)):
-            for stop in self.stops:
-                end = begin + len(stop)
-                if known < end <= len(text) and text[begin:end] == list(stop):
-                    count = _count_from(pieces, begin)
-                    return count, text[sum(map(len, pieces[:-count])) : begin]
-        return 0, ()
+            return 0, b""
+        before = self._end(output[:-1], longest - 1)
+        pieces, known = [*before, self.token_bytes(output[-1])], sum(map(len, before))
+        text = b"".join(pieces)
+        found = [text.find(stop, max(known - len(stop) + 1, 0)) for stop in self.stops]
+        begin = min((place for place in found if place >= 0), default=None)
+        if begin is None:
+            return 0, b""
+        count = _count_from(pieces, begin)
+        return count, text[sum(map(len, pieces[:-count])) : begin]
 
-    def _units(self, token: int) -> Sequence[int]:
-        return (token,) if self.units is None else self.units(token)
-
-    def _end(self, output: Sequence[int], least: int) -> tuple[list[Sequence[int]], list[int]]:
-        """The units of each of the last tokens, which together have at least `least`, and of all."""
-        pieces: list[Sequence[int]] = []
+    def _end(self, output: Sequence[int], least: int) -> list[bytes]:
+        """The bytes of each of the last tokens, which together have at least `least`."""
+        pieces: list[bytes] = []
         size = 0
         for token in reversed(output):
             if size >= least:
                 break
-            pieces.insert(0, self._units(token))
+            pieces.insert(0, self.token_bytes(token))
             size += len(pieces[0])
-        return pieces, [unit for piece in pieces for unit in piece]
+        return pieces
 
 
-def _count_from(pieces: Sequence[Sequence[int]], begin: int) -> int:
-    """Number of the last pieces, from the one that has the unit `begin`."""
+def _count_from(pieces: Sequence[bytes], begin: int) -> int:
+    """Number of the last pieces, from the one that has the byte `begin` of all."""
     for number, piece in enumerate(pieces):
         begin -= len(piece)
         if begin < 0:

@@ -26,7 +26,7 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_st
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.single_step import plain_forward, run_single_step
-from hf_recurrent.server.adapters import ADAPTER, AdaptedReading, ReadoutAdapter, take_adapter
+from hf_recurrent.server.adapters import ADAPTER, ReadoutAdapter, take_adapter
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.with_state import with_state
 
@@ -157,15 +157,23 @@ class ModelSteps:
             The logits (T, V) after each, on the CPU, and the state.
         """
         rest, vector = take_adapter(state)
-        change = None
-        if vector is not None or targets is not None:
-            change = AdaptedReading(self.adapter, vector, targets)
+        is_adapted = vector is not None or targets is not None
+        if is_adapted and vector is None:
+            vector = self.adapter.new()
+
+        def change(logits: torch.Tensor) -> torch.Tensor:
+            nonlocal vector
+            if targets is None:
+                return self.adapter.change(logits, vector)
+            changed, vector = self.adapter.learn(logits, vector, targets)
+            return changed
+
         with self._forward():
-            reading = self._reader.read(tokens, rest, is_sampled, change)
+            reading = self._reader.read(tokens, rest, is_sampled, change if is_adapted else None)
         # The states of a chain are one piece of memory; the counts' state is another.
         last = reading.states[len(tokens)].items()
         new = {name: part if name == STATE_PART else part.clone() for name, part in last}
-        return reading.logits.cpu(), new if change is None else new | {ADAPTER: change.vector}
+        return reading.logits.cpu(), new | {ADAPTER: vector} if is_adapted else new
 
     def step(
         self,
@@ -202,13 +210,7 @@ class ModelSteps:
         return logits[:, -1].cpu(), new
 
     def continue_from(self, snapshot: Snapshot, tokens: Sequence[int], begin_token: int | None = None) -> Snapshot:
-        """The place after tokens that were generated at a snapshot.
-
-        Args:
-            snapshot: of the text.
-            tokens: the generated ones.
-            begin_token: read first if the text is empty.
-        """
+        """The place after tokens that were generated at a snapshot; `begin_token` is read first in an empty text."""
         state, pending = snapshot.state, begin_token if snapshot.pending is None else snapshot.pending
         with torch.no_grad():
             if pending is not None:
@@ -221,20 +223,15 @@ class ModelSteps:
     def _mix_rows(
         self, input_ids: torch.Tensor, counts: torch.Tensor, logits: torch.Tensor, are_sampled: Sequence[bool]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As [`_mix`], where some rows are sampled."""
+        """Log probabilities (B, 1, V) of the model, given the network's logits, and the state of its counts."""
+        mix = self.model.mix_counts
         if len(kinds := {*are_sampled}) == 1:
-            return self._mix(input_ids, counts, logits, *kinds)
+            return mix(input_ids, counts, logits, slice(None), sampled=are_sampled[0])
         mixed, new = logits.to(state_dtype(logits.dtype), copy=True), counts.clone()
         for kind in kinds:
             rows = [row for row, is_sampled in enumerate(are_sampled) if is_sampled == kind]
-            mixed[rows], new[rows] = self._mix(input_ids[rows], counts[rows], logits[rows], kind)
+            mixed[rows], new[rows] = mix(input_ids[rows], counts[rows], logits[rows], slice(None), sampled=kind)
         return mixed, new
-
-    def _mix(
-        self, input_ids: torch.Tensor, counts: torch.Tensor, logits: torch.Tensor, sampled: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log probabilities (B, 1, V) of the model, given the network's logits, and the state of its counts."""
-        return self.model.mix_counts(input_ids, counts, logits, slice(None), sampled=sampled)
 
     def _forward(self) -> AbstractContextManager:
         return plain_forward() if self._learns else nullcontext()

@@ -86,7 +86,6 @@ class PrefixDatabase:
             self._connection.executemany("insert into properties values (?, ?)", own)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def index(self) -> Iterator[StoredPrefix]:
@@ -102,7 +101,6 @@ class PrefixDatabase:
                     yield StoredPrefix(PrefixKey(length, block, whole), parent, priority, nbytes)
 
     def write(self, row: StoredPrefix, state: bytes) -> None:
-        """Add a state."""
         key = row.key
         self._commit(
             ("insert or replace into prefixes (whole, block, length, parent, priority) values (?, ?, ?, ?, ?)",

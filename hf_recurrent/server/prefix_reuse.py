@@ -110,7 +110,6 @@ class PrefixReuse:
             self._let_others_read(progress.keep_at[0], progress)
 
     def close(self) -> None:
-        """Close the stores."""
         self.store.close()
         if self.shared is not None:
             self.shared.close()

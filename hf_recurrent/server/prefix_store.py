@@ -110,7 +110,6 @@ class PrefixStore:
         return data
 
     def close(self) -> None:
-        """Close the database."""
         if self._database is not None:
             self._database.close()
 

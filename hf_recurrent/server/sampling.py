@@ -34,9 +34,6 @@ class TokenSource:
     """The sampling of one row, and its random numbers: as in `generate()` after `torch.manual_seed(seed)`.
 
     Args:
-        sampling: draws a token.
-        seed: of the random numbers.
-        changes: of the logits.
         vocab_size: V; needed for changes.
         constraint: of the text; it applies after the changes.
     """
@@ -62,7 +59,6 @@ class TokenSource:
 
     @property
     def is_changing(self) -> bool:
-        """True if [`changed`] changes anything."""
         return self.changes is not None or self._follower is not None
 
     @property

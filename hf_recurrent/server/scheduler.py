@@ -307,8 +307,7 @@ class Scheduler:
         """Finish the job of a row, which the caller removes."""
         progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
         job = progress.job
-        stop, before = job.request.matched_stop(job.output) if reason == "stop" else (0, ())
-        job.tail = bytes(before)
+        stop, job.tail = job.request.matched_stop(job.output) if reason == "stop" else (0, b"")
         if self.reuse is not None:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
         if reason == "end" and self.steps.keeps_state_at_end:  # the end token is part of the text

@@ -41,13 +41,7 @@ _WEIGHTS, _RANK = "weights", "adapter_rank"
 
 @dataclass(frozen=True)
 class Learning:
-    """Learning of a served model.
-
-    Args:
-        settings: of the learner.
-        directory: of its checkpoints; the last one is continued.
-        save_every: bytes between two checkpoints.
-    """
+    """Learning of a served model, with a checkpoint every `save_every` bytes; the last one is continued."""
 
     settings: LearnerSettings
     directory: Path

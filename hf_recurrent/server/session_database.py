@@ -62,7 +62,6 @@ class SessionDatabase:
             raise ValueError(f"The file {str(path)!r} has the format {known:.40}; this version reads {_FORMAT}.")
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def get_property(self, name: str) -> str | None:
@@ -71,7 +70,6 @@ class SessionDatabase:
         return None if row is None else row[0]
 
     def set_property(self, name: str, value: str) -> None:
-        """Set a property."""
         self._connection.execute("insert or replace into properties values (?, ?)", (name, value))
 
     def ids(self) -> Iterator[str]:
@@ -79,7 +77,6 @@ class SessionDatabase:
         return (row[0] for row in self._connection.execute("select id from sessions order by created, rowid"))
 
     def count_marks(self) -> int:
-        """Number of marks of all sessions."""
         return self._connection.execute("select count(*) from marks").fetchone()[0]
 
     def write(self, session: Session) -> None:
@@ -103,7 +100,6 @@ class SessionDatabase:
             self._connection.executemany("insert or replace into marks values (?, ?, ?, ?, ?)", rows)
 
     def delete_mark(self, session: Session, name: str) -> None:
-        """Delete a mark."""
         self._connection.execute("delete from marks where session = ? and name = ?", (session.id, name))
 
     def delete(self, session_id: str) -> None:

@@ -142,7 +142,6 @@ class SessionStore:
         return session
 
     def delete_mark(self, session_id: str, name: str) -> Session:
-        """Forget a mark."""
         session = self._idle(session_id)
         self._mark(session, name)
         if self._database:
@@ -158,7 +157,6 @@ class SessionStore:
         return session
 
     def set_learns(self, session_id: str, learns: bool) -> Session:
-        """Switch learning from a session on or off."""
         session = self._idle(session_id)
         session.learns = learns
         self._replace(session, session.snapshot)
@@ -203,7 +201,6 @@ class SessionStore:
             self._database.append(short)
 
     def close(self) -> None:
-        """Close the database."""
         if self._database:
             self._database.close()
 

@@ -20,15 +20,10 @@ _MOST_LENGTHS = 16  # of a block
 
 
 class SharedPrefixes:
-    """Stored states of all processes with the same weights and arithmetic.
-
-    Attributes:
-        dropped: states that were not written, because too many waited.
-    """
+    """Stored states of all processes with the same weights and arithmetic."""
 
     def __init__(self, blobs: SafeBlobs, zero: RecurrentState, computation: str):
         self._blobs, self._packing, self._computation = blobs, StatePacking(zero), computation[:32]
-        self.dropped = 0
         self._waiting: queue.Queue[tuple[PrefixKey, bytes] | None] = queue.Queue(_MOST_WAITING)
         self._writer = threading.Thread(target=self._write, name="shared prefixes", daemon=True)
         self._writer.start()
@@ -49,11 +44,9 @@ class SharedPrefixes:
         return None
 
     def put(self, key: PrefixKey, data: bytes) -> None:
-        """Write a packed state, later."""
-        try:
+        """Write a packed state, later; it is dropped if too many wait."""
+        with suppress(queue.Full):
             self._waiting.put_nowait((key, data))
-        except queue.Full:
-            self.dropped += 1
 
     def close(self) -> None:
         """Write what waits."""

@@ -35,7 +35,6 @@ class AlertSender(ABC):
         """Send a record; returns an error message or None."""
 
     def send(self, record: dict[str, Any]) -> None:
-        """Queue a record."""
         try:
             self._queue.put_nowait(record)
         except queue.Full:

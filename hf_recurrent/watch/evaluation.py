@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_recurrent.watch.log_records import RecordDecoder
+from hf_recurrent.watch.log_records import decode_records
 from hf_recurrent.watch.watched_log import WatchSettings
 
 
@@ -36,16 +36,10 @@ class EngineResult:
 def run_engine(lines: Sequence[bytes], settings: WatchSettings | None = None) -> EngineResult:
     """Read the lines in order, once, as `hf-recurrent watch` does; of several records in a line the highest counts."""
     settings = settings or WatchSettings()
-    judge, decode = settings.new_judge(), RecordDecoder(settings.format).decode
-    scores, flags = [], []
+    judge, scores, flags = settings.new_judge(), [], []
     begin = time.perf_counter()
     for line in lines:
-        records = decode(line)
-        if records is None:
-            report = judge.judge(line)
-            scores.append(report.score)
-            flags.append(report.is_unusual)
-            continue
+        records = decode_records(line, settings.format) or ((line, None),)
         reports = [judge.judge(text, when) for text, when in records]
         scores.append(max((report.score for report in reports), default=0.0))
         flags.append(any(report.is_unusual for report in reports))
@@ -57,7 +51,7 @@ def run_engine(lines: Sequence[bytes], settings: WatchSettings | None = None) ->
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Probability that an anomalous line has a higher score than a normal one; equal scores count half."""
-    values, marks = _checked(scores, labels)
+    values, marks = np.asarray(scores, dtype=float), np.asarray(labels, dtype=bool)
     normal, anomalous = np.sort(values[~marks]), values[marks]
     if not len(normal) or not len(anomalous):
         return math.nan
@@ -67,7 +61,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
     """Mean precision over the anomalous lines, each at the threshold that just includes it."""
-    values, marks = _checked(scores, labels)
+    values, marks = np.asarray(scores, dtype=float), np.asarray(labels, dtype=bool)
     if not marks.any():
         return math.nan
     order = np.argsort(-values, kind="stable")
@@ -80,16 +74,6 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
 
 def precision_at(scores: ArrayLike, labels: ArrayLike, budget: int) -> float:
     """Share of anomalous lines among the `budget` highest scores; of equal ones, the first."""
-    values, marks = _checked(scores, labels)
+    values, marks = np.asarray(scores, dtype=float), np.asarray(labels, dtype=bool)
     chosen = marks[np.argsort(-values, kind="stable")[:budget]]
     return float(chosen.mean()) if len(chosen) else math.nan
-
-
-def _checked(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as float64 and labels as bool; a ValueError if one is NaN, or their numbers differ."""
-    values, marks = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    if values.ndim != 1 or values.shape != marks.shape:
-        raise ValueError(f"`scores` has shape {values.shape}, `labels` {marks.shape}; both must be (lines,).")
-    if np.isnan(values).any():
-        raise ValueError(f"`scores` is NaN at index {int(np.argmax(np.isnan(values)))}.")
-    return values, marks

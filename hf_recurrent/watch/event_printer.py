@@ -29,11 +29,7 @@ class EventPrinter:
         self._has_names = has_names
 
     def show(self, log: str, event: Event, *, explains: bool = False) -> None:
-        """Print an event with its line; on a terminal, cut to its width around the rare value.
-
-        Args:
-            explains: print the nearest line that came before, too.
-        """
+        """Print an event with its line, cut to a terminal's width; `explains` adds the nearest line before it."""
         head = f"{os.path.basename(log)}:" if self._has_names else "line "
         head += f"{event.first_line:,}: {printable(event.summary.encode(), [])[0]} [{event.id}]"
         text, marks = printable(event.text, [] if event.span is None else [event.span])

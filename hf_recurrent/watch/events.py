@@ -87,8 +87,6 @@ IGNORED = Event("", "", "", 0.0, 0, 0, None, None, b"")
 
 
 class EventGrouper(Saved):
-    """Groups flagged lines of a log."""
-
     not_saved = frozenset({"judge"})
 
     def __init__(self, judge: LineJudge):
@@ -194,7 +192,6 @@ class EventGrouper(Saved):
 
 
 def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:
-    """The event of an unusual session."""
     report, session = ended.report, ended.session
     template = templates.get(report.template)
     name = "a template that is forgotten" if template is None else shown(template)

@@ -29,7 +29,6 @@ class LabelledLog:
 
     @property
     def labels(self) -> Collection[bool]:
-        """The labels that there are."""
         return self.line_labels if self.session_labels is None else self.session_labels.values()
 
 

@@ -27,7 +27,6 @@ class RateHistory:
         self.lines = 0
 
     def add(self, report: LineReport, time: float | None) -> None:
-        """Count a line."""
         self.lines += 1
         place = self.lines if time is None else time
         if self.begin is None or (time is not None and not self.has_times):

@@ -40,7 +40,6 @@ class LineSplitter:
         self._kept, self._length, self._ends_in_return = bytearray(), 0, False
 
     def feed(self, chunk: bytes) -> None:
-        """Add the next chunk."""
         pieces = chunk.split(b"\n")
         rest = pieces.pop()
         if pieces:

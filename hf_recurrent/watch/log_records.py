@@ -19,25 +19,20 @@ _LONGEST_VALUE = 100
 Record = tuple[bytes, float | None]
 
 
-class RecordDecoder:
-    """Turns the lines of one log into text and times.
+def decode_records(line: bytes, format: str = "auto") -> list[Record] | None:
+    """Text and time of each record in a line; None for a line of plain text.
 
     Args:
+        line: of a log.
         format: one of `FORMATS`; `auto` reads JSON objects and syslog lines as what they are, everything else as text.
     """
-
-    def __init__(self, format: str = "auto"):
-        self.format = format
-
-    def decode(self, line: bytes) -> list[Record] | None:
-        """Text and time of each record in a line; None for a line of plain text."""
-        first = line[:1]
-        if first == b"{" and self.format not in ("text", "syslog"):
-            entry = _parse(line)
-            return None if entry is None else _decode_object(entry, self.format)
-        if first == b"<" and self.format in ("auto", "syslog"):
-            return _decode_syslog(line)
-        return None
+    first = line[:1]
+    if first == b"{" and format not in ("text", "syslog"):
+        entry = _parse(line)
+        return None if entry is None else _decode_object(entry, format)
+    if first == b"<" and format in ("auto", "syslog"):
+        return _decode_syslog(line)
+    return None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -48,7 +48,6 @@ class LogSource(ABC):
 
     @property
     def next_number(self) -> int:
-        """The number of the next line."""
         return self._splitter.number
 
     @abstractmethod
@@ -69,8 +68,6 @@ class LogSource(ABC):
 
 
 class StandardInput(LogSource):
-    """Lines of standard input."""
-
     def __init__(self, max_line_bytes: int):
         super().__init__("standard input", max_line_bytes)
         if sys.stdin is None:

@@ -1,10 +1,13 @@
 """Counters and gauges of watched logs for Prometheus, served to this machine."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from hf_recurrent.watch.alerts import AlertSender
+from hf_recurrent.watch.watched_log import WatchedLog
 
 # Name → type and help, in the order of the page. Prometheus appends "_total" to the names of counters.
 METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str]] = {
@@ -18,7 +21,6 @@ METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], st
     "threshold": (GaugeMetricFamily, "Unusualness above which a line is flagged."),
     "lag_bytes": (GaugeMetricFamily, "Bytes of the log that were not read yet."),
     "last_line_timestamp_seconds": (GaugeMetricFamily, "When the last line was read."),
-    "alert_failures": (CounterMetricFamily, "Alerts of --exec and --webhook that failed or were dropped."),
 }
 
 
@@ -27,33 +29,33 @@ class MetricsServer(Collector):
 
     Args:
         port: 0 for a free one.
-        samples: called for each page; yields (name in `METRICS`, log, value); an empty log means no label.
+        logs: that are watched.
+        senders: of alerts.
 
     Raises:
         OSError: the port cannot be used.
     """
 
-    def __init__(self, port: int, samples: Callable[[], Iterable[tuple[str, str, float]]]):
-        self._samples = samples
+    def __init__(self, port: int, logs: Sequence[WatchedLog], senders: Sequence[AlertSender]):
+        self._logs, self._senders = logs, senders
         registry = CollectorRegistry()
         registry.register(self)
         self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
         self.address = f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
-        by_name: dict[str, list[tuple[str, float]]] = {}
-        for name, log, value in self._samples():
-            by_name.setdefault(name, []).append((log, value))
+        values = {log.name: log.metrics() for log in self._logs}
         for name, (family, text) in METRICS.items():
-            if values := by_name.get(name):
-                metric = family(f"hf_recurrent_watch_{name}", text, labels=("log",) if values[0][0] else ())
-                for log, value in values:
-                    metric.add_metric((log,) if log else (), value)
-                yield metric
+            metric = family(f"hf_recurrent_watch_{name}", text, labels=("log",))
+            for log, found in values.items():
+                metric.add_metric((log,), found[name])
+            yield metric
+        if self._senders:
+            text = "Alerts of --exec and --webhook that failed or were dropped."
+            failures = sum(sender.failures for sender in self._senders)
+            yield CounterMetricFamily("hf_recurrent_watch_alert_failures", text, failures)
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -66,7 +66,6 @@ class RecordFile:
             self._waiting_bytes -= len(self._waiting.popleft())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -40,6 +40,5 @@ class Redactor:
         self._pattern = re.compile(b"|".join(b"(?:" + p + b")" for p in (*_PATTERNS, *map(str.encode, patterns))))
 
     def redact(self, line: bytes) -> bytes:
-        """The line without secrets."""
         line = self._pattern.sub(REPLACEMENT, _IGNORING_CASE.sub(REPLACEMENT, line))
         return _VALUE.sub(rb"\1" + REPLACEMENT, line)

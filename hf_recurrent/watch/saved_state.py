@@ -93,12 +93,10 @@ class Saved:
         _Unpacker(state["names"]).unpack(state["content"], self)
 
     def saved_names(self) -> list[str]:
-        """Names of the attributes that are saved."""
         slots = [name for cls in type(self).__mro__ for name in getattr(cls, "__slots__", ())]
         return [name for name in (*slots, *getattr(self, "__dict__", ())) if name not in self.not_saved]
 
     def set_saved(self, values: dict[str, Any]) -> None:
-        """Set the attributes of a saved object."""
         for name, value in values.items():
             setattr(self, name, value)
 

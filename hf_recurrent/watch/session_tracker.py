@@ -44,7 +44,6 @@ class Session(Saved):
     last: int = START
 
     def add(self, template: int, line: int, time: float) -> None:
-        """Add a line."""
         self.counts[template] = self.counts.get(template, 0) + 1
         self.pairs.add((self.last, template))
         self.last, self.last_line, self.time = template, line, time
@@ -84,7 +83,6 @@ class SessionJudge(Saved):
         self._common: list[int] = []
 
     def judge(self, session: Session, severities: dict[int, int]) -> SessionReport:
-        """Score a session, and learn from it."""
         parts = [
             (self._rarity(self._seen(template, count), _SEVERE[severities.get(template, 0)]), "lines", template, count)
             for template, count in session.counts.items()

@@ -86,7 +86,6 @@ class IndirectShares(Saved):
             counts[BUCKETS] += 1
 
     def halve(self) -> None:
-        """Halve all counts."""
         self._states = {state: [count / 2 for count in counts] for state, counts in self._states.items()}
 
 

@@ -34,7 +34,6 @@ class TailHistogram(Saved):
         self._last, self._weight, self._total = bins - 1, weight, 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
         index = int(value / self.step)
         self.counts[index if index < self._last else self._last] += 1
         self._total += 1
@@ -61,7 +60,6 @@ class TailHistogram(Saved):
         return self.step
 
     def halve(self) -> None:
-        """Halve all counts."""
         self.counts = [count / 2 for count in self.counts]
         self._total = sum(self.counts)
 
@@ -87,7 +85,6 @@ class AdaptiveThreshold(Saved):
         self._lines, self._share, self._until_update = 0.0, rate, _LEAST
 
     def set_rate(self, rate: float) -> None:
-        """Change the rate."""
         self._share *= rate / self.rate
         self.rate = rate
 

@@ -63,7 +63,6 @@ _MOST_CANDIDATES = 64
 # Share of equal words by which a line belongs to a template.
 _SIMILARITY = 0.6
 
-_KINDS = ADDRESS + HEX + NUMBER + UUID
 _WORD = re.compile(rb"[A-Za-z]+|[^\sA-Za-z0-9\x01-\x05]")
 _DIGITS = re.compile(rb"\d+")
 _FRACTION = re.compile(rb"[.,]\d+")
@@ -112,7 +111,6 @@ class Template(Saved):
         self.example: bytes | None = None
 
     def text(self) -> str:
-        """The template as text."""
         return mask_names(b" ".join(self.tokens))
 
 
@@ -185,7 +183,7 @@ class TemplateMiner(Saved):
         layout, template = Layout(variant, masked, line), variant.template
         for index, (token, (begin, end)) in enumerate(zip(masked.tokens, masked.spans, strict=True)):
             is_wildcard = template.tokens[index] == WILDCARD
-            if not is_wildcard and len(token.translate(None, _KINDS)) == len(token):
+            if not is_wildcard and len(token.translate(None, _VARIABLES)) == len(token):
                 continue
             slot = template.slots.get(index)
             if slot is None:

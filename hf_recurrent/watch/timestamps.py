@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
 
 from hf_recurrent.watch.saved_state import Saved
 
@@ -77,21 +78,25 @@ def _seconds(found: dict[str, bytes | None]) -> float | None:
     return clock.timestamp() + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
 
 
+@lru_cache(_MOST_KEPT)
+def _recent_time(text: bytes) -> float | None:
+    """`parse_time`; of the times in a minute, one is parsed."""
+    if text.endswith(b"00") or not (text[-6:-5] == text[-3:-2] == b":"):
+        return parse_time(text)
+    minute = _recent_time(text[:-2] + b"00")
+    return None if minute is None else minute + min(int(text[-2:]), 59)
+
+
 class LogClock(Saved):
     """Reads the times of one log, which go forwards: times without a year or a date pass into the next one."""
 
-    not_saved = frozenset({"_kept"})
-
     def __init__(self) -> None:
-        self._kept: dict[bytes, float | None] = {}
         self._last = float("-inf")
         self._added = 0.0
 
     def time(self, text: bytes) -> float | None:
         """Seconds since 1970, or since the first year or day of the log; None for an unknown format."""
-        found = self._kept.get(text, False)
-        if found is False:
-            found = self._kept[text] = self._parse(text)
+        found = _recent_time(text)
         if found is None or found >= _YEAR:
             return found
         period = _YEAR if text[:1].isalpha() else _DAY
@@ -103,15 +108,3 @@ class LogClock(Saved):
             return time - period
         self._last = time
         return time
-
-    def _parse(self, text: bytes) -> float | None:
-        """`parse_time`; of the times in a minute, one is parsed."""
-        if len(self._kept) >= _MOST_KEPT:
-            self._kept.clear()
-        if not (text[-6:-5] == text[-3:-2] == b":"):
-            return parse_time(text)
-        minute = text[:-2] + b"00"
-        begin = self._kept.get(minute, False)
-        if begin is False:
-            begin = self._kept[minute] = parse_time(minute)
-        return None if begin is None else begin + min(int(text[-2:]), 59)

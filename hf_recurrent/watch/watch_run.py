@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,10 +299,4 @@ class WatchRun:
             from hf_recurrent.watch.metrics import MetricsServer
         except ImportError as error:
             raise ImportError("`--metrics` needs prometheus-client: pip install 'hf-recurrent[watch]'.") from error
-        return MetricsServer(port, self._samples)
-
-    def _samples(self) -> Iterable[tuple[str, str, float]]:
-        for log in self.logs:
-            yield from ((name, log.name, value) for name, value in log.metrics().items())
-        if self.senders:
-            yield "alert_failures", "", sum(sender.failures for sender in self.senders)
+        return MetricsServer(port, self.logs, self.senders)

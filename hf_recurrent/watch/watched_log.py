@@ -5,14 +5,14 @@ import math
 import re
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.watch.events import IGNORED, Event, EventGrouper, session_event
 from hf_recurrent.watch.line_judge import REASONS, REPEATED, LineJudge, LineReport
 from hf_recurrent.watch.log_lines import LineBatch
-from hf_recurrent.watch.log_records import RecordDecoder
+from hf_recurrent.watch.log_records import decode_records
 from hf_recurrent.watch.log_sources import LogSource
 from hf_recurrent.watch.record_file import json_text
 from hf_recurrent.watch.redaction import Redactor
@@ -39,7 +39,7 @@ class WatchSettings:
         alarms_per_day: events a day of the log's time, in place of that share; None for the share.
         session: regular expression of the identifier of a session; None to find it.
         session_idle: seconds after which a session has ended.
-        format: of `RecordDecoder`.
+        format: of the records, see `decode_records`.
 
     Raises:
         ValueError: a value is not allowed.
@@ -64,26 +64,23 @@ class WatchSettings:
             raise ValueError(f"`session` is {self.session!r}, which is not a regular expression: {error}.") from error
 
     def new_judge(self) -> LineJudge:
-        """A judge of a log that has not been read yet."""
         pattern = None if self.session is None else re.compile(self.session.encode())
         return LineJudge(self.false_alarms, SessionTracker(self.session_idle, pattern))
 
 
+@dataclass
 class Findings:
     """Events and records of a batch of lines.
 
-    Attributes:
+    Args:
         events: those that begin, of lines and of sessions, and ended ones of several lines; in the order of
             lines, each with whether it has ended.
         lines, sessions: JSON lines, if they are wanted.
     """
 
-    __slots__ = ("events", "lines", "sessions")
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Event, bool]] = []
-        self.lines: list[str] = []
-        self.sessions: list[str] = []
+    events: list[tuple[Event, bool]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
 
 
 class WatchedLog:
@@ -112,26 +109,23 @@ class WatchedLog:
         self.session_threshold = AdaptiveThreshold(settings.false_alarms)
         self.last_score, self.last_time = 0.0, 0.0
         self.on_line: Callable[[LineReport, float | None], None] | None = None
-        self._redactor, self._decoder = redactor, RecordDecoder(settings.format)
-        self._wants_lines, self._wants_sessions = wants_lines, wants_sessions
+        self._redactor, self._wants_lines, self._wants_sessions = redactor, wants_lines, wants_sessions
         self._begin: tuple[int, float] | None = None
         self._seconds, self._worked_bytes, self._is_lagging = 0.0, 0, False
 
     @property
     def name(self) -> str:
-        """The name of the source."""
         return self.source.name
 
     # ---- Reading ----
 
     def read(self, batch: LineBatch, ignored: Container[str] = ()) -> Findings:
-        """Judge lines and learn from them."""
         begin, findings = time.monotonic(), Findings()
         number, offset = batch.number, batch.offset
         redact = None if self._redactor is None else self._redactor.redact
         head = f'{{"log": {json.dumps(self.name, ensure_ascii=False)}, "line_number": '
         for index, content in enumerate(batch.contents):
-            for line, when in self._decoder.decode(content) or ((content, None),):
+            for line, when in decode_records(content, self.settings.format) or ((content, None),):
                 if redact is not None:
                     line = redact(line)
                 report = self.judge.judge(line, when)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_helpers import HELPERS
-from hf_recurrent.export.c_source import c_source, c_step
+from hf_recurrent.export.c_source import c_step
 from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
@@ -75,7 +75,7 @@ def build(name: str):
 @functools.cache
 def source(name: str) -> str:
     model, program, _ = build(name)
-    return c_source(program, "tiny", StepModule(model).state_names, f"{name}.")
+    return c_step(program, "tiny", StepModule(model).state_names, f"{name}.").text
 
 
 def rounded(x):
@@ -219,7 +219,7 @@ def test_products_are_vectorized(tmp_path):
 
 def test_the_same_model_gives_the_same_file():
     model, program, _ = build("mgrade digits")
-    assert c_source(program, "tiny", StepModule(model).state_names, "mgrade digits.") == source("mgrade digits")
+    assert c_step(program, "tiny", StepModule(model).state_names, "mgrade digits.").text == source("mgrade digits")
     assert "malloc" not in source("mgrade digits") and "#include <stdlib.h>" not in source("mgrade digits")
 
 
@@ -390,4 +390,4 @@ def test_an_unsupported_operator_is_named():
 
     program = torch.export.export(Sorts(), (torch.zeros(1, 3), torch.zeros(1, 2))).run_decompositions({})
     with pytest.raises(ValueError, match=r"The step cannot be exported to C: unsupported operator: aten\.sort"):
-        c_source(program, "tiny", ["memory"])
+        c_step(program, "tiny", ["memory"])

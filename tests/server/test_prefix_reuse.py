@@ -89,7 +89,7 @@ def test_answers_and_states_are_those_of_a_cold_run(model, tmp_path, monkeypatch
 
         def jobs(asked=asked) -> list[Job]:
             return [
-                asking(text, 25, SAMPLINGS[seed], seed, ends=(70,), stops=[[46, 120]] if seed % 2 else ())
+                asking(text, 25, SAMPLINGS[seed], seed, ends=(70,), stops=[bytes([46, 120])] if seed % 2 else ())
                 for text, seed in asked
             ]
 
@@ -144,7 +144,7 @@ def test_an_answer_that_ended_is_stored_before_its_end_token_and_stop_sequence()
     assert stored(ended, text + answer[:first] + b"\0user")[0] == 60 + first
     ended.close()
     stopped = reusing(model, end_tokens=frozenset())
-    job = asking(text, 30, Sampling(), stops=[list(answer[9:13])])
+    job = asking(text, 30, Sampling(), stops=[bytes(answer[9:13])])
     finish(stopped, job)
     assert job.output[: job.released] == list(answer[:9])
     assert stored(stopped, text + answer[:9] + b"another")[0] == 69

@@ -190,7 +190,7 @@ def test_stop_sequences_are_held_back_until_they_are_decided():
     scheduler = make_scheduler(model)
     alone = generate_alone(model, b"q", 40, Sampling(), 5)
     stop = alone[10:13]
-    job = job_of(b"q", max_new_tokens=40, source=TokenSource(Sampling(), 5), stops=[stop, [1, 2, 3]])
+    job = job_of(b"q", max_new_tokens=40, source=TokenSource(Sampling(), 5), stops=[bytes(stop), bytes([1, 2, 3])])
     released = []
     job.wake = lambda: released.append((job.released, len(job.output)))
     finish(scheduler, job)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_recurrent.watch.log_records import FORMATS, RecordDecoder
+from hf_recurrent.watch.log_records import FORMATS, decode_records
 from hf_recurrent.watch.timestamps import LogClock, parse_time
 
 SCOPES = [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a"}}, {"body": {"intValue": 3}}]}]}]
@@ -38,8 +38,8 @@ SCOPES = [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a"}}, {"body"
     ],
 )
 def test_records_are_recognized(line, records):
-    assert RecordDecoder().decode(line) == records
-    assert RecordDecoder("text").decode(line) is None
+    assert decode_records(line) == records
+    assert decode_records(line, "text") is None
 
 
 NAMES = "MESSAGE __X log stream time resourceLogs scopeLogs logRecords body msg ts timeUnixNano level stringValue"
@@ -53,7 +53,7 @@ _JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(_JSON, st.sampled_from(FORMATS))
 def test_no_record_raises(value, format):
-    for text, time in RecordDecoder(format).decode(json.dumps(value).encode()) or []:
+    for text, time in decode_records(json.dumps(value).encode(), format) or []:
         assert isinstance(text, bytes) and (time is None or isinstance(time, float))
 
 

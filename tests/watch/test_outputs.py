@@ -6,13 +6,14 @@ import json
 import os
 import threading
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from hf_recurrent.watch.alerts import AlertCommand, Webhook
 from hf_recurrent.watch.event_printer import EventPrinter, cut, printable, underline
 from hf_recurrent.watch.events import Event
-from hf_recurrent.watch.metrics import MetricsServer
+from hf_recurrent.watch.metrics import METRICS, MetricsServer
 from hf_recurrent.watch.record_file import RecordFile
 from hf_recurrent.watch.redaction import Redactor
 
@@ -72,8 +73,9 @@ def test_a_webhook_tries_again():
 
 
 def test_metrics_are_served():
-    samples = [("lines", 'a "b"', 3), ("threshold", "c", float("inf")), ("alert_failures", "", 0)]
-    server = MetricsServer(0, lambda: samples)
+    values = dict.fromkeys(METRICS, 3) | {"threshold": float("inf")}
+    logs = [SimpleNamespace(name=name, metrics=lambda: values) for name in ('a "b"', "c")]
+    server = MetricsServer(0, logs, [SimpleNamespace(failures=0)])
     with urllib.request.urlopen(server.address) as answer:
         page = answer.read().decode()
     server.close()

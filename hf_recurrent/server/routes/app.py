@@ -77,7 +77,6 @@ class _Server(uvicorn.Server):
 
 
 def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
-    """The server of a model and its app."""
     cors = {"allow_methods": ["GET", "POST", "PATCH", "DELETE"], "allow_headers": ["*"]}
     cors |= {"allow_origins": served.settings.cors, "expose_headers": ["x-request-id", "retry-after"]}
     config = uvicorn.Config(

@@ -159,7 +159,6 @@ class Tools:
 
     @property
     def may_call(self) -> bool:
-        """True if an answer may have calls."""
         return bool(self.schemas) and self.choice.mode != "none"
 
 

@@ -24,14 +24,7 @@ _DEFAULT_TOKENS = 16  # of OpenAI
 
 @dataclass
 class Completion:
-    """A completion in progress.
-
-    Args:
-        body: the request.
-        choices: one for each new text.
-        prompts: the tokens of each prompt.
-        readers: the job that reads each prompt.
-    """
+    """A completion in progress; `readers` has the job that reads each prompt."""
 
     kind: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl"
@@ -114,10 +107,7 @@ async def begin_choices(
     A prompt with several choices is read here, once.
 
     Args:
-        served: the model.
-        body: the request.
         prompts: tokens of each prompt.
-        request: of the client.
         ends: ends of messages in the prompts.
         form: of log-probabilities; see [`CompletionChoice`].
         options: of the generating jobs; see [`ServedModel.job`].

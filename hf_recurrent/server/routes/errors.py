@@ -29,8 +29,6 @@ ABOVE_LIMIT = "integer_above_max_value"
 
 
 class ApiError(Exception):
-    """A request that is refused."""
-
     def __init__(
         self,
         status: int,
@@ -58,7 +56,6 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response of an error."""
     status, body = error_body(error)
     own = getattr(error, "headers", None) or ({"retry-after": _RETRY_SECONDS} if status in (429, 503) else {})
     return JSONResponse(body, status, {**own, **(headers or {})})

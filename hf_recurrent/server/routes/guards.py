@@ -189,7 +189,6 @@ class _IncomingBody:
         self._receive, self.held, self.is_over, self.has_gone = receive, 0, False, False
 
     async def next(self) -> bytes:
-        """The next piece."""
         message = await self._receive()
         self.has_gone = message["type"] == "http.disconnect"
         self.is_over = self.has_gone or not message.get("more_body", False)

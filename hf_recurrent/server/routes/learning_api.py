@@ -12,7 +12,6 @@ from hf_recurrent.server.session_learner import SessionLearner
 
 
 def learning_routes(served: ServedModel) -> APIRouter:
-    """The routes of this API."""
     routes = APIRouter(prefix="/v1/learning")
     scheduler = served.scheduler
 

@@ -31,7 +31,6 @@ class ServerMetrics(Collector):
         self._served, self._guards = served, guards
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
         scheduler = self._served.scheduler
         counts, store, reuse = scheduler.counts, scheduler.store, scheduler.reuse
         for name, text, value in (

@@ -16,7 +16,6 @@ from hf_recurrent.server.routes.structured_outputs import format_constraint, too
 
 
 def openai_routes(served: ServedModel) -> APIRouter:
-    """The routes of this API."""
     routes = APIRouter(prefix="/v1")
     about = {
         "id": served.settings.name,
@@ -71,7 +70,6 @@ def check_name(served: ServedModel, name: str) -> None:
 
 
 def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
-    """The tokens of each prompt."""
     given = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]

@@ -27,7 +27,6 @@ PAGE_FILES = {
 
 
 def page_routes() -> APIRouter:
-    """The routes of the files."""
     routes = APIRouter()
     for path, file in PAGE_FILES.items():
         _add_file(routes, path, file.read_bytes(), _KINDS[file.suffix])

@@ -59,7 +59,6 @@ class ResponseProgress:
         return self._event(f"response.{self._status()}", response=self.json())
 
     def failure(self, error: dict[str, Any]) -> dict[str, Any]:
-        """The event of an error."""
         return self._event(
             "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
         )

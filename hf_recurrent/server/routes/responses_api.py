@@ -25,7 +25,6 @@ from hf_recurrent.server.text_hashes import TextHashes
 
 
 def responses_routes(served: ServedModel) -> APIRouter:
-    """The routes of this API."""
     routes, store = APIRouter(prefix="/v1/responses"), served.scheduler.responses
 
     @routes.post("", response_model=None)

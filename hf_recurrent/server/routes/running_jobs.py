@@ -71,7 +71,6 @@ class RunningJobs:
 
     @property
     def are_done(self) -> bool:
-        """True if all jobs have ended."""
         return all(job.is_done for job in self.jobs)
 
     def check(self) -> None:
@@ -138,7 +137,6 @@ class JobsResponse(StreamingResponse):
                 yield event
 
     def event(self, content: dict[str, Any]) -> str:
-        """The text of an event."""
         return f"data: {_JSON.encode(content)}\n\n"
 
     async def ending(self) -> AsyncIterator[str]:

@@ -73,13 +73,7 @@ class SamplingFields(Body):
         repetition = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         return LogitChanges(self.presence_penalty or 0.0, self.frequency_penalty or 0.0, repetition, bias)
 
-    @property
-    def stops(self) -> list[str]:
-        """The stop strings."""
-        return self.stop or []
-
     def seed_or_random(self) -> int:
-        """The seed that was given, or an unpredictable one."""
         return secrets.randbits(62) if self.seed is None else self.seed
 
 
@@ -201,7 +195,6 @@ class TextFields(Body):
 
     @property
     def content(self) -> str | bytes:
-        """The text, or the bytes."""
         return (self.text or "") if self.base64 is None else base64.b64decode(self.base64)
 
 

@@ -14,7 +14,7 @@ from hf_recurrent.generation.constraints import Constraint, Vocabulary
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
-from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
+from hf_recurrent.server.routes.schemas import PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
@@ -126,7 +126,6 @@ class ServedModel:
         return await asyncio.to_thread(reuse.shared.find, text, longest, own) or known
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of tokens."""
         known = self._token_bytes
         return b"".join([known[token] for token in tokens])
 
@@ -158,22 +157,14 @@ class ServedModel:
             source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
-            options |= self._stops(sampling.stops)
+            options |= self._stops(sampling.stop or ())
         return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
 
-    def generation(self, body: GenerateRequest, session_id: str, **options: Any) -> Job:
-        """A job that continues a session."""
-        self.check_limit("max_tokens", body.max_tokens, self.settings.limits.max_new_tokens)
-        nothing = np.zeros(0, dtype=np.int64)
-        return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
-
     def _stops(self, stops: Sequence[str]) -> dict[str, Any]:
-        """Fields of [`Request`]; a stop string may begin and end inside of tokens that are not bytes."""
-        if self.has_bytes or not stops:
-            return {"stops": [self.encode(stop, "stop").tolist() for stop in stops]}
-        for stop in stops:
-            self.encode(stop, "stop")  # may refuse it
-        return {"stops": [stop.encode() for stop in stops], "units": self.tokenizer.token_bytes.__getitem__}
+        """Fields of [`Request`]."""
+        tokens = [self.encode(stop, "stop") for stop in stops]  # may refuse one
+        found = map(self.decode, tokens) if self.has_bytes else map(str.encode, stops)
+        return {"stops": [*found], "token_bytes": self._token_bytes.__getitem__}
 
     def _changes(self, sampling: SamplingFields) -> LogitChanges:
         changes, known = sampling.changes, self.vocab_size

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Query
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
@@ -28,7 +29,6 @@ from hf_recurrent.server.session_store import SessionError
 
 
 def session_routes(served: ServedModel) -> APIRouter:
-    """The routes of this API."""
     routes = APIRouter(prefix="/v1/sessions")
     _add_sessions(routes, served)
     _add_changes(routes, served)
@@ -140,7 +140,10 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     @routes.post("/{session_id}/generate", response_model=None)
     async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict | Response:
         """Continue the session, as one answer or as server-sent events."""
-        job = served.generation(body, session_id, output_scores=0 if body.bits else None, owner=owner(request))
+        served.check_limit("max_tokens", body.max_tokens, served.settings.limits.max_new_tokens)
+        options = {"session_id": session_id, "max_new_tokens": body.max_tokens, "owner": owner(request)}
+        nothing = np.zeros(0, dtype=np.int64)
+        job = served.job(nothing, body, output_scores=0 if body.bits else None, **options)
         running = RunningJobs(served.scheduler, [job], body.stream)
         text = _GeneratedText(served, job, body.stream and body.stream_options.every_token)
         if body.stream:
