@@ -153,7 +153,9 @@ class WeightUpdate:
         self._factored = np.array(rows, dtype=_PARAMETER)
         self._whole = self._factored.copy()
         self._whole["rows"] = 0
+        self._pointers = self._whole.ctypes.data, self._factored.ctypes.data
         self._update = np.array([(KINDS.index(kind), 1.0, *betas, eps, 1.0, 1.0)], dtype=_UPDATE)
+        self._update_pointer = self._update.ctypes.data
 
     def _factors(self, one: Trained) -> tuple[int, int, int]:
         """Addresses of the factors of a gradient, and the elements of the second one."""
@@ -172,8 +174,7 @@ class WeightUpdate:
         Args:
             factored: gradients of parameters that have factors are the outer products of these.
         """
-        rows = self._factored if factored else self._whole
-        return _library.hf_step_norm(self._is_double, rows.ctypes.data, len(rows))
+        return _library.hf_step_norm(self._is_double, self._pointers[factored], len(self._parameters))
 
     def step(self, number: int, scale: float, factored: bool = False) -> None:
         """Change the weights.
@@ -183,7 +184,7 @@ class WeightUpdate:
             scale: factor of the gradient.
             factored: as in `norm`.
         """
-        rows = self._factored if factored else self._whole
         self._update["scale"] = scale
         self._update["bias1"], self._update["bias2"] = (1 - beta**number for beta in self._betas)
-        _library.hf_step_update(self._is_double, self._update.ctypes.data, rows.ctypes.data, len(rows))
+        count = len(self._parameters)
+        _library.hf_step_update(self._is_double, self._update_pointer, self._pointers[factored], count)

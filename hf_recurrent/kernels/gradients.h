@@ -74,6 +74,26 @@ TARGET static void NAME(copy_gradient)(
     }
 }
 
+/* The sum of the squares of a block, as `sum_of_products` has it; `first` and the width are multiples of LANES. */
+INLINE TARGET REAL NAME(squares_of_products)(const struct parameter *parameter, int64_t first)
+{
+    const REAL *rows = (const REAL *)parameter->rows, *columns = (const REAL *)parameter->columns;
+    const int64_t width = parameter->width, last = first + SUM_BLOCK;
+    VECTOR sums = {0};
+    REAL total = 0;
+    for (int64_t row = first / width; first < last; row++) {
+        const int64_t begin = first - row * width, end = last - row * width < width ? last - row * width : width;
+        for (int64_t i = begin; i < end; i += LANES) {
+            const VECTOR product = rows[row] * READ(columns + i);
+            sums += product * product;
+        }
+        first += end - begin;
+    }
+    for (int64_t i = 0; i < LANES; i++)
+        total += sums[i];
+    return total;
+}
+
 /* Of all gradients, one after another, in blocks that do not depend on where a parameter ends. */
 TARGET static double NAME(squares)(const struct parameter *parameters, int64_t count)
 {
@@ -83,6 +103,10 @@ TARGET static double NAME(squares)(const struct parameter *parameters, int64_t c
     for (const struct parameter *one = parameters; one < parameters + count; one++)
         for (int64_t first = 0, n; first < one->count; first += n) {
             n = one->count - first < SUM_BLOCK - filled ? one->count - first : SUM_BLOCK - filled;
+            if (n == SUM_BLOCK && one->rows && (first | one->width) % LANES == 0) {
+                total += NAME(squares_of_products)(one, first);
+                continue;
+            }
             const REAL *x = block;
             if (n == SUM_BLOCK && !one->rows)
                 x = (const REAL *)one->gradient + first;

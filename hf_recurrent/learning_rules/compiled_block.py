@@ -59,6 +59,8 @@ class CompiledBlock(CompiledProgram):
         self.rule, self.steps, self.num_targets, self.resets = rule, steps, num_targets, resets
         trained = {n: t for n, t in find_tables(rule.model).items() if t.weight.requires_grad}
         self.tables = {f"{name}.weight": table for name, table in trained.items()}
+        self._inputs = {name: torch.empty(1, steps, dtype=self.dtype) for name in _INPUTS}
+        self._nats = torch.empty(steps, dtype=self.dtype)
         with self._recording():
             self.gradients, self.factors = self._record(factored)
             self._compare()
@@ -84,8 +86,9 @@ class CompiledBlock(CompiledProgram):
         self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, RecurrentState, dict[str, torch.Tensor]]:
         """As `learn`; returns the gradients of tables too."""
-        inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, block, strict=True)}
-        outputs = {"nats": torch.empty(self.steps, dtype=self.dtype)}
+        for name, part in zip(_INPUTS, block, strict=True):
+            self._inputs[name].copy_(part)
+        inputs, outputs = dict(self._inputs), {"nats": self._nats}
         for part, tensors in (("state", state), ("carried", carried)):
             inputs |= {f"{part} {name}": tensor for name, tensor in tensors.items()}
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
@@ -97,11 +100,11 @@ class CompiledBlock(CompiledProgram):
         of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
         outputs |= {f"sums {name}": tensor for name, tensor in of_sums.items()}
         if not self.program.run(inputs, outputs):
-            loss = (outputs["nats"].sum() / self.num_targets).item()
+            loss = (self._nats.sum() / self.num_targets).item()
             raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
         for name in self.factors.keys() & gradients.keys():
             torch.outer(*self.factors[name], out=gradients[name])
-        return outputs["nats"], new_state, self._of_tables(state, block, of_sums)
+        return self._nats.clone(), new_state, self._of_tables(state, block, of_sums)
 
     def _of_tables(
         self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]

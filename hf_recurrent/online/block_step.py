@@ -79,7 +79,7 @@ class BlockStep:
         elif self.learning is None:
             nats = F.cross_entropy(logits, block[1][0], reduction="none")
         nats = nats.double().cpu()
-        if not bool(nats.isfinite().all()):
+        if not math.isfinite(nats.sum().item()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
         return nats, new_state
 
