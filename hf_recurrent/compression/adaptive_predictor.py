@@ -76,7 +76,7 @@ class AdaptivePredictor(Predictor):
         self._optimizer = join_optimizers(adamw, model)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         rule = build_learning_rule(settings.rule, model)
-        self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride)
+        self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride, updates_each=True)
         self._reading: BufferedReading | None = None
         if settings.compiled:
             self._learning.require_compiled()

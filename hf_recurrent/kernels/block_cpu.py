@@ -23,7 +23,8 @@ from .step_graph import UnsupportedOp as UnsupportedOp
 
 _DONE, _CHANGED, _NOT_FINITE = range(3)  # enum outcome
 _PARAMETER = np.dtype(
-    [(name, "i8") for name in ("weights", "first", "second", "gradient", "count")] + [("rate", "f8")]
+    [(name, "i8") for name in ("weights", "first", "second", "gradient", "count", "rows", "columns", "width")]
+    + [("rate", "f8")]
 )
 _UPDATE = np.dtype([("kind", "i8")] + [(n, "f8") for n in ("scale", "beta1", "beta2", "eps", "bias1", "bias2")])
 KINDS = ("adamw", "rmsprop")
@@ -100,12 +101,20 @@ class _Slot:
 
 
 class Trained(NamedTuple):
-    """A parameter that an optimizer changes, its moments (none for the first one of RMSProp) and its learning rate."""
+    """A parameter that an optimizer changes.
+
+    Args:
+        weights: its elements.
+        first, second: its moments; RMSProp has no first one.
+        learning_rate: of this parameter.
+        factors: memory of vectors whose outer product can be its gradient.
+    """
 
     weights: Tensor
     first: Tensor | None
     second: Tensor
     learning_rate: float
+    factors: tuple[Tensor, Tensor] | None = None
 
 
 class WeightUpdate:
@@ -139,22 +148,43 @@ class WeightUpdate:
                 0 if tensor is None else address(name, tensor, gradient.dtype, size)
                 for name, tensor in tensors.items()
             ]
-            rows.append((*pointers, at, size, one.learning_rate))
+            rows.append((*pointers, at, size, *self._factors(one), one.learning_rate))
             at += size * gradient.itemsize
-        self._rows = np.array(rows, dtype=_PARAMETER)
+        self._factored = np.array(rows, dtype=_PARAMETER)
+        self._whole = self._factored.copy()
+        self._whole["rows"] = 0
+        self._pointers = self._whole.ctypes.data, self._factored.ctypes.data
         self._update = np.array([(KINDS.index(kind), 1.0, *betas, eps, 1.0, 1.0)], dtype=_UPDATE)
+        self._update_pointer = self._update.ctypes.data
 
-    def norm(self) -> float:
-        """The norm of the gradient."""
-        return _library.hf_step_norm(self._is_double, self._gradient.numel(), self._address)
+    def _factors(self, one: Trained) -> tuple[int, int, int]:
+        """Addresses of the factors of a gradient, and the elements of the second one."""
+        if one.factors is None:
+            return 0, 0, 0
+        height, width = one.weights.shape
+        first, second = (
+            address("factor", factor, self._gradient.dtype, size)
+            for factor, size in zip(one.factors, (height, width), strict=True)
+        )
+        return first, second, width
 
-    def step(self, number: int, scale: float) -> None:
+    def norm(self, factored: bool = False) -> float:
+        """The norm of the gradient.
+
+        Args:
+            factored: gradients of parameters that have factors are the outer products of these.
+        """
+        return _library.hf_step_norm(self._is_double, self._pointers[factored], len(self._parameters))
+
+    def step(self, number: int, scale: float, factored: bool = False) -> None:
         """Change the weights.
 
         Args:
             number: of this step, from 1.
             scale: factor of the gradient.
+            factored: as in `norm`.
         """
         self._update["scale"] = scale
         self._update["bias1"], self._update["bias2"] = (1 - beta**number for beta in self._betas)
-        _library.hf_step_update(self._is_double, self._update.ctypes.data, self._rows.ctypes.data, len(self._rows))
+        count = len(self._parameters)
+        _library.hf_step_update(self._is_double, self._update_pointer, self._pointers[factored], count)

@@ -56,6 +56,7 @@ class BlockTrace(StepTrace):
         of_rows, inputs = derivative
         operands = [None if x is None else self.value_of(x) for x in (carried, transition, of_rows, inputs)]
         operands += [None, None] if gradient is None else [self.value_of(grad_state), self.value_of(gradient)]
+        operands += [None, None]  # the factors of a gradient, see outer_products.py
         fields = {"steps": 1 if inputs is None else of_rows.shape[1], "channels": channels, "rows": rows}
         fields |= {"groups": groups, "columns": columns[0] if columns else 1}
         value = self.graph.add("sensitivities", (1,) if gradient is None else gradient.shape, operands, **fields)

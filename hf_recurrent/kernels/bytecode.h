@@ -4,7 +4,7 @@
  */
 #include <stdint.h>
 
-#define VERSION 6
+#define VERSION 7
 /* From MATMUL on: of a block of one stream, with its backward pass. */
 enum opcode {
     LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED, TOKEN,
@@ -126,7 +126,8 @@ struct sensitivities { /* see hf_recurrent/learning_rules/sensitivities.py */
     struct operand of_rows;    /* e (T, C, rows, G) */
     struct operand inputs;     /* x (T, I); absent for a vector, whose I is 1 */
     struct operand grad_state; /* d (C, G), absent without a gradient */
-    struct operand gradient;   /* (rows, G, I) */
+    struct operand gradient;   /* (rows, G, I); absent if it is a b^T */
+    struct operand a, b;       /* (rows · G), (I) */
     struct operand to;         /* gradient + sum_C d S, of the old S */
 };
 struct finite {
@@ -142,9 +143,10 @@ enum function {
 
 /* ---- The update of the weights ---- */
 
-/* One parameter of an update. Pointers are integers. */
+/* One parameter of an update. Pointers are integers. Without `rows`, the gradient has `count` elements; with it, the
+ * gradient is rows columns^T, and `columns` has `width` elements. */
 struct parameter {
-    int64_t weights, first, second, gradient, count;
+    int64_t weights, first, second, gradient, count, rows, columns, width;
     double learning_rate;
 };
 struct update {

@@ -170,7 +170,7 @@ class Bytecode:
         elif node.kind == "matmul":
             packs = node.fields["b_width"] != 1
             results.append((Buffer(node.fields["depth"] * (node.fields["rows"] + _MAX_LANES) if packs else 0), 0))
-        elif node.kind == "sensitivities" and node.operands[-1] is None:
+        elif node.kind == "sensitivities" and node.operands[4] is None:
             results = [None]  # no gradient
         elif node.kind == "finite":
             results = []

@@ -46,38 +46,114 @@ TARGET static void NAME(norm_backward)(const struct norm_backward *one, void *co
     }
 }
 
-TARGET static double NAME(squares)(int64_t count, const void *elements)
+/* to (rows, n) = a b^T. A function of its own, so that each product is rounded before something is added. */
+__attribute__((noinline)) TARGET static void NAME(outer)(
+    int64_t rows, int64_t n, const REAL *restrict a, const REAL *restrict b, REAL *restrict to)
 {
-    const REAL *x = elements;
-    double total = 0;
-    for (int64_t begin = 0; begin < count; begin += SUM_BLOCK)
-        total += NAME(sum_of_products)(count - begin < SUM_BLOCK ? count - begin : SUM_BLOCK, x + begin, x + begin);
+    for (int64_t row = 0; row < rows; row++, to += n)
+        for (int64_t i = 0; i < n; i++)
+            to[i] = a[row] * b[i];
+}
+
+/* `count` elements of a parameter's gradient from `first` on. */
+TARGET static void NAME(copy_gradient)(
+    const struct parameter *parameter, int64_t first, int64_t count, REAL *restrict to)
+{
+    const REAL *restrict rows = (const REAL *)parameter->rows, *restrict columns = (const REAL *)parameter->columns;
+    if (!rows) {
+        memcpy(to, (const REAL *)parameter->gradient + first, count * sizeof(REAL));
+        return;
+    }
+    const int64_t width = parameter->width, last = first + count;
+    for (int64_t row = first / width; first < last; row++) {
+        const int64_t column = first - row * width, rest = last - first < width - column ? last - first : width - column;
+        for (int64_t i = 0; i < rest; i++)
+            to[i] = rows[row] * columns[column + i];
+        first += rest;
+        to += rest;
+    }
+}
+
+/* The sum of the squares of a block, as `sum_of_products` has it; `first` and the width are multiples of LANES. */
+INLINE TARGET REAL NAME(squares_of_products)(const struct parameter *parameter, int64_t first)
+{
+    const REAL *rows = (const REAL *)parameter->rows, *columns = (const REAL *)parameter->columns;
+    const int64_t width = parameter->width, last = first + SUM_BLOCK;
+    VECTOR sums = {0};
+    REAL total = 0;
+    for (int64_t row = first / width; first < last; row++) {
+        const int64_t begin = first - row * width, end = last - row * width < width ? last - row * width : width;
+        for (int64_t i = begin; i < end; i += LANES) {
+            const VECTOR product = rows[row] * READ(columns + i);
+            sums += product * product;
+        }
+        first += end - begin;
+    }
+    for (int64_t i = 0; i < LANES; i++)
+        total += sums[i];
     return total;
 }
 
-TARGET static void NAME(change)(const struct update *update, const struct parameter *parameter)
+/* Of all gradients, one after another, in blocks that do not depend on where a parameter ends. */
+TARGET static double NAME(squares)(const struct parameter *parameters, int64_t count)
 {
-    const int64_t n = parameter->count;
-    REAL *restrict w = (REAL *)parameter->weights, *restrict first = (REAL *)parameter->first;
-    REAL *restrict second = (REAL *)parameter->second;
-    const REAL *restrict gradient = (const REAL *)parameter->gradient;
+    REAL block[SUM_BLOCK];
+    int64_t filled = 0;
+    double total = 0;
+    for (const struct parameter *one = parameters; one < parameters + count; one++)
+        for (int64_t first = 0, n; first < one->count; first += n) {
+            n = one->count - first < SUM_BLOCK - filled ? one->count - first : SUM_BLOCK - filled;
+            if (n == SUM_BLOCK && one->rows && (first | one->width) % LANES == 0) {
+                total += NAME(squares_of_products)(one, first);
+                continue;
+            }
+            const REAL *x = block;
+            if (n == SUM_BLOCK && !one->rows)
+                x = (const REAL *)one->gradient + first;
+            else
+                NAME(copy_gradient)(one, first, n, block + filled);
+            filled = (filled + n) % SUM_BLOCK;
+            if (!filled)
+                total += NAME(sum_of_products)(SUM_BLOCK, x, x);
+        }
+    return total + NAME(sum_of_products)(filled, block, block);
+}
+
+/* `n` elements of a parameter, whose gradient is `gradient`, or with `is_product` `factor` times that. */
+INLINE TARGET void NAME(change_row)(
+    const int is_product, const struct update *update, double learning_rate, int64_t n, REAL factor,
+    const REAL *restrict gradient, REAL *restrict w, REAL *restrict first, REAL *restrict second)
+{
     const REAL scale = (REAL)update->scale, eps = (REAL)update->eps, keep = (REAL)update->beta2;
     const REAL add = (REAL)(1 - update->beta2);
     if (update->kind == 0) {
-        const REAL mix = (REAL)(1 - update->beta1), rate = (REAL)(parameter->learning_rate / update->correction1);
+        const REAL mix = (REAL)(1 - update->beta1), rate = (REAL)(learning_rate / update->correction1);
         const REAL root = (REAL)(1 / sqrt(update->correction2));
         for (int64_t i = 0; i < n; i++) {
-            const REAL g = gradient[i] * scale;
+            const REAL g = (is_product ? factor * gradient[i] : gradient[i]) * scale;
             first[i] += mix * (g - first[i]);
             second[i] = keep * second[i] + add * g * g;
             w[i] -= rate * first[i] / (MATH(sqrt)(second[i]) * root + eps);
         }
     } else {
-        const REAL rate = (REAL)parameter->learning_rate;
+        const REAL rate = (REAL)learning_rate;
         for (int64_t i = 0; i < n; i++) {
-            const REAL g = gradient[i] * scale;
+            const REAL g = (is_product ? factor * gradient[i] : gradient[i]) * scale;
             second[i] = keep * second[i] + add * g * g;
             w[i] -= rate * g / (MATH(sqrt)(second[i]) + eps);
         }
     }
+}
+
+TARGET static void NAME(change)(const struct update *update, const struct parameter *parameter)
+{
+    const int64_t n = parameter->count, width = parameter->width;
+    const double rate = parameter->learning_rate;
+    REAL *w = (REAL *)parameter->weights, *first = (REAL *)parameter->first, *second = (REAL *)parameter->second;
+    const REAL *rows = (const REAL *)parameter->rows, *columns = (const REAL *)parameter->columns;
+    if (!rows)
+        NAME(change_row)(0, update, rate, n, 1, (const REAL *)parameter->gradient, w, first, second);
+    else
+        for (int64_t i = 0; i < n; i += width)
+            NAME(change_row)(1, update, rate, width, *rows++, columns, w + i, first ? first + i : 0, second + i);
 }

@@ -13,8 +13,8 @@ INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *con
 #include "map.h"
 #include "rows.h"
 #include "matmul.h"
-#include "recurrences.h"
 #include "gradients.h"
+#include "recurrences.h"
 
 #define EACH_STREAM for (int64_t stream = first; stream < first + count; stream++)
 #define OF_STREAMS int64_t streams, int64_t first, int64_t count, void *const *bases

@@ -161,19 +161,24 @@ TARGET static void NAME(sensitivities)(const struct sensitivities *one, void *co
     const int64_t channels = one->channels, n = one->columns, rows = one->rows * one->groups;
     REAL *const carried = AT_ONE(carried), *const to = AT_ONE(to);
     const REAL *transition = AT_ONE(transition), *of_rows = AT_ONE(of_rows), *x = AT_ONE(inputs);
-    const REAL *grad_state = AT_ONE(grad_state), *gradient = AT_ONE(gradient);
+    const REAL *grad_state = AT_ONE(grad_state), *a = AT_ONE(a), *b = AT_ONE(b);
+    const REAL *gradient = a ? to : AT_ONE(gradient);
     for (int64_t row = 0, together; row < rows; row += together) {
         int64_t i = 0;
         together = 1;
+        if (x && channels == 1 && rows - row >= ROWS)
+            together = ROWS;
+        else if (x && channels == 2 && rows - row >= ROWS / 2)
+            together = ROWS / 2;
+        if (a)
+            NAME(outer)(together, n, a + row, b, to + row * n);
         if (!x)
             i = 0;
-        else if (channels == 1 && rows - row >= ROWS) {
-            together = ROWS;
+        else if (channels == 1 && together == ROWS)
             ADVANCE_ROWS(1, ROWS);
-        } else if (channels == 2 && rows - row >= ROWS / 2) {
-            together = ROWS / 2;
+        else if (channels == 2 && together == ROWS / 2)
             ADVANCE_ROWS(2, ROWS / 2);
-        } else if (channels == 1)
+        else if (channels == 1)
             ADVANCE_ROWS(1, 1);
         else if (channels == 2)
             ADVANCE_ROWS(2, 1);

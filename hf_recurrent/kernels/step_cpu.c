@@ -19,7 +19,7 @@
 
 typedef int64_t program(
     int64_t streams, int64_t first, int64_t count, const int64_t *code, const int64_t *end, void *const *bases);
-typedef double sum_of_squares(int64_t count, const void *elements);
+typedef double sum_of_squares(const struct parameter *parameters, int64_t count);
 typedef void updater(const struct update *update, const struct parameter *parameter);
 
 #define BODY "interpreter.h"
@@ -56,11 +56,11 @@ EXPORT int64_t hf_step_run(
     return outcome;
 }
 
-/* The norm of the gradient. */
-EXPORT double hf_step_norm(int64_t is_double, int64_t count, const void *elements)
+/* The norm of all gradients together. */
+EXPORT double hf_step_norm(int64_t is_double, const struct parameter *parameters, int64_t count)
 {
     CHOOSE(sum_of_squares, squares);
-    return sqrt(squares(count, elements));
+    return sqrt(squares(parameters, count));
 }
 
 /* One step of an optimizer. */

@@ -22,7 +22,7 @@ from .bytecode import Bytecode
 from .compiled import load_library
 from .step_graph import StepGraph, UnsupportedOp, Value
 
-_VERSION = 6  # VERSION in bytecode.h
+_VERSION = 7  # VERSION in bytecode.h
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
@@ -32,7 +32,7 @@ _library = load_library("_step_cpu", "hf_step_version", _VERSION)
 _POINTER = ctypes.c_void_p
 _library.hf_step_run.argtypes = (*[ctypes.c_int64] * 3, _POINTER, _POINTER, ctypes.c_int64, _POINTER)
 _library.hf_step_run.restype = ctypes.c_int64
-_library.hf_step_norm.argtypes = (ctypes.c_int64, ctypes.c_int64, _POINTER)
+_library.hf_step_norm.argtypes = (ctypes.c_int64, _POINTER, ctypes.c_int64)
 _library.hf_step_norm.restype = ctypes.c_double
 _library.hf_step_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
 _library.hf_step_update.restype = None

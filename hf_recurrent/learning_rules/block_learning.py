@@ -22,12 +22,25 @@ _KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop"}
 _ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered")  # what the kernel does not compute
 
 
-class GradientMemory:
-    """The gradients of some parameters of one type, one after another in one tensor."""
+Factors = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]):
+
+class GradientMemory:
+    """The gradients of some parameters of one type, one after another in one tensor.
+
+    Args:
+        parameters: by their names.
+        factors: name → two vectors, of those whose gradients may be outer products that are not written.
+
+    Attributes:
+        is_factored: True if they are, and not written yet.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], factors: Factors | None = None):
         self.parameters = list(parameters.values())
         self.flat, self.views = self._views(parameters)
+        self.factors, self.is_factored = factors or {}, False
+        self.unfactored_views = {name: view for name, view in self.views.items() if name not in self.factors}
         self._by_name = dict(parameters)
         self._other: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
 
@@ -52,6 +65,12 @@ class GradientMemory:
         """Make what lies here the gradients of the parameters."""
         for parameter, view in zip(self.parameters, self.views.values(), strict=True):
             parameter.grad = view
+
+    def write_products(self) -> None:
+        """Write the gradients that only their factors tell."""
+        for name, factors in self.factors.items():
+            torch.outer(*factors, out=self.views[name])
+        self.is_factored = False
 
     def gather(self) -> None:
         """Move all gradients here."""
@@ -97,13 +116,13 @@ class CompiledUpdate:
     def norm(self) -> float:
         """The norm of the gradient."""
         self._bind()
-        return self._update.norm()
+        return self._update.norm(self.memory.is_factored)
 
     def step(self, scale: float) -> None:
         """One step with `scale` times the gradient."""
         self._bind()
         self._steps += 1
-        self._update.step(self._steps, scale)
+        self._update.step(self._steps, scale, self.memory.is_factored)
         torch.autograd.graph.increment_version(self.memory.parameters)
 
     def write_steps(self) -> None:
@@ -121,15 +140,15 @@ class CompiledUpdate:
             self.write_steps()
         first, second = _MOMENTS[type(self.optimizer)]
         rates = {p: group["lr"] for group in self.optimizer.param_groups for p in group["params"]}
-        trained = []
-        for parameter in self.memory.parameters:
+        trained, memory = [], self.memory
+        for parameter, name in zip(memory.parameters, memory.views, strict=True):
             state = self.optimizer.state[parameter]
             if not state:
                 state["step"] = torch.zeros(())
-                for name in filter(None, (first, second)):
-                    state[name] = torch.zeros_like(parameter)
+                for moment in filter(None, (first, second)):
+                    state[moment] = torch.zeros_like(parameter)
             moments = state[first] if first else None, state[second]
-            trained.append(block_cpu.Trained(parameter, *moments, rates[parameter]))
+            trained.append(block_cpu.Trained(parameter, *moments, rates[parameter], memory.factors.get(name)))
         group, kind = self.optimizer.param_groups[0], _KINDS[type(self.optimizer)]
         betas = group["betas"] if "betas" in group else (0.0, group["alpha"])
         self._update = block_cpu.WeightUpdate(kind, self.memory.flat, trained, betas, group["eps"])
@@ -151,13 +170,23 @@ class BlockLearning:
         optimizer: of the trained parameters.
         stride: T of the blocks that are compiled; others run in plain torch.
         num_targets: divisor of a block's nats.
+        updates_each: an update follows each block, so gradients of single steps need not be written.
 
     Attributes:
         problem: why blocks are not compiled; None if they are, or if there was no block yet.
     """
 
-    def __init__(self, rule: LearningRule, optimizer: torch.optim.Optimizer, stride: int, num_targets: int):
+    def __init__(
+        self,
+        rule: LearningRule,
+        optimizer: torch.optim.Optimizer,
+        stride: int,
+        num_targets: int,
+        *,
+        updates_each: bool = False,
+    ):
         self.rule, self.optimizer, self.stride, self.num_targets = rule, optimizer, stride, num_targets
+        self._updates_each = updates_each
         parts = [*optimizer.parts.values()] if isinstance(optimizer, JointOptimizer) else [optimizer]
         self._of_tables = [part for part in parts if isinstance(part, RowwiseAdagrad)]
         (self._dense,) = (part for part in parts if part not in self._of_tables)
@@ -196,6 +225,7 @@ class BlockLearning:
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
         """
+        self.write_gradients()
         compiled = self._compiled_block(block)
         if compiled is None:
             input_ids, labels, resets = block
@@ -205,7 +235,10 @@ class BlockLearning:
             nats = F.cross_entropy(upcast(output.logits.detach()[0]), labels[0], reduction="none")
             return nats, output.state
         memory = self._memory
-        if memory.is_empty:
+        if memory.factors and self._update is not None and memory.is_empty:
+            learned = compiled.learn(carried, state, block, memory.unfactored_views)
+            memory.is_factored = True
+        elif memory.is_empty:
             learned = compiled.learn(carried, state, block, memory.views)
             memory.attach()
         else:
@@ -213,6 +246,12 @@ class BlockLearning:
             memory.gather()
             memory.add_other()
         return learned
+
+    def write_gradients(self) -> None:
+        """Write the gradients of the last block, if they are not in the parameters' `.grad`, before they are read."""
+        if self._memory is not None and self._memory.is_factored:
+            self._memory.write_products()
+            self._memory.attach()
 
     def update(self, factor: float, max_grad_norm: float) -> float:
         """Change the weights, unless the norm of the gradient is NaN or infinite, and forget the gradient.
@@ -227,11 +266,14 @@ class BlockLearning:
         bound = max_grad_norm or float("inf")
         if self._of_tables:
             self.optimizer.bind_parts()
-        if self._update is not None and self._memory.is_attached:
+        is_attached = self._update is None or not self._memory.is_factored
+        if self._update is not None and (not is_attached or self._memory.is_attached):
             norm = factor * self._update.norm()
             if norm < float("inf"):
                 self._update.step(factor * min(1.0, bound / (norm + 1e-6)))
+            self._memory.is_factored = False
         else:
+            self.write_gradients()
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             if factor != 1:
                 for gradient in gradients:
@@ -242,7 +284,7 @@ class BlockLearning:
                 self._dense.step()
                 self._update = None if self._memory is None else self._compiled_update()
         norm = self._update_tables(factor, norm)
-        for parameter in (*self.parameters, *self.tables):
+        for parameter in (*self.parameters, *self.tables) if is_attached else self.tables:
             parameter.grad = None
         return norm
 
@@ -261,6 +303,7 @@ class BlockLearning:
     def use_plain_torch(self) -> None:
         """Compile no blocks from now on."""
         self.write_steps()
+        self.write_gradients()
         self.problem, self._update = "plain torch was asked for", None
 
     def write_steps(self) -> None:
@@ -289,10 +332,11 @@ class BlockLearning:
             if self._compilations == _MOST_COMPILATIONS:
                 raise Uncompilable("the model changes again and again")
             self._compilations += 1
+            block, factored = (self.rule, self.stride, self.num_targets), self._updates_each
             try:
-                self._compiled = CompiledBlock(self.rule, self.stride, self.num_targets)
+                self._compiled = CompiledBlock(*block, factored=factored)
             except Uncompilable:
-                self._compiled = CompiledBlock(self.rule, self.stride, self.num_targets, resets=False)
+                self._compiled = CompiledBlock(*block, factored=factored, resets=False)
         except Uncompilable as error:
             self.problem = str(error)
             logger.warning_once(
@@ -301,7 +345,7 @@ class BlockLearning:
             )
             return
         parameters = {name: self._compiled.parameters[name] for name in self._compiled.gradients}
-        self._memory = GradientMemory(parameters)
+        self._memory = GradientMemory(parameters, self._compiled.factors)
         self._update = self._compiled_update()
 
     def _compiled_update(self) -> CompiledUpdate | None:

@@ -41,22 +41,28 @@ class CompiledBlock(CompiledProgram):
         steps: T.
         num_targets: divisor of a block's nats.
         resets: False for blocks without resets only; some models choose by them what they compute.
+        factored: leave gradients that are outer products of two vectors, as most of one step are, as their factors.
 
     Attributes:
         gradients: name → shape of the gradients that a block has; not of tables, whose gradients are sparse.
+        factors: name → the two vectors, overwritten by every block, whose outer product is a gradient.
         tables: name of the parameter → trained table of n-grams.
 
     Raises:
         Uncompilable: the kernel cannot compute the block, or not for this model as it is.
     """
 
-    def __init__(self, rule: LearningRule, steps: int, num_targets: int, *, resets: bool = True):
+    def __init__(
+        self, rule: LearningRule, steps: int, num_targets: int, *, resets: bool = True, factored: bool = False
+    ):
         super().__init__(rule.model)
         self.rule, self.steps, self.num_targets, self.resets = rule, steps, num_targets, resets
         trained = {n: t for n, t in find_tables(rule.model).items() if t.weight.requires_grad}
         self.tables = {f"{name}.weight": table for name, table in trained.items()}
+        self._inputs = {name: torch.empty(1, steps, dtype=self.dtype) for name in _INPUTS}
+        self._nats = torch.empty(steps, dtype=self.dtype)
         with self._recording():
-            self.gradients = self._record()
+            self.gradients, self.factors = self._record(factored)
             self._compare()
 
     def learn(
@@ -64,7 +70,7 @@ class CompiledBlock(CompiledProgram):
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Read one block as [`BlockLearning.learn`]; `gradients` are name → memory for the gradient of a parameter.
 
-        Gradients of tables are added to theirs.
+        Those that have factors need no memory. Gradients of tables are added to theirs.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; `carried` is unchanged, `gradients` are not.
@@ -80,20 +86,25 @@ class CompiledBlock(CompiledProgram):
         self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, RecurrentState, dict[str, torch.Tensor]]:
         """As `learn`; returns the gradients of tables too."""
-        inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, block, strict=True)}
-        outputs = {"nats": torch.empty(self.steps, dtype=self.dtype)}
+        for name, part in zip(_INPUTS, block, strict=True):
+            self._inputs[name].copy_(part)
+        inputs, outputs = dict(self._inputs), {"nats": self._nats}
         for part, tensors in (("state", state), ("carried", carried)):
             inputs |= {f"{part} {name}": tensor for name, tensor in tensors.items()}
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         outputs |= {f"state {name}": tensor for name, tensor in new_state.items()}
         outputs |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        for name, (rows, columns) in self.factors.items():
+            outputs |= {f"rows {name}": rows, f"columns {name}": columns}
         width = self.model.config.hidden_size
         of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
         outputs |= {f"sums {name}": tensor for name, tensor in of_sums.items()}
         if not self.program.run(inputs, outputs):
-            loss = (outputs["nats"].sum() / self.num_targets).item()
+            loss = (self._nats.sum() / self.num_targets).item()
             raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
-        return outputs["nats"], new_state, self._of_tables(state, block, of_sums)
+        for name in self.factors.keys() & gradients.keys():
+            torch.outer(*self.factors[name], out=gradients[name])
+        return self._nats.clone(), new_state, self._of_tables(state, block, of_sums)
 
     def _of_tables(
         self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]
@@ -110,12 +121,18 @@ class CompiledBlock(CompiledProgram):
             for name, of_sum in of_sums.items()
         }
 
-    def _record(self) -> dict[str, torch.Size]:
-        """Write the program; returns the shapes of the gradients."""
+    def _record(self, factored: bool) -> tuple[dict[str, torch.Size], dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """Write the program; returns the shapes of the gradients, and memory for the factors of some."""
+        from hf_recurrent.kernels.outer_products import join_products, separate_products
+
         trace, values = self.record()
+        prefix, separated = "gradient ", []
+        shapes = {name.removeprefix(prefix): x.shape for name, x in values.items() if name.startswith(prefix)}
+        join_products(trace.graph)
+        if factored:
+            values, separated = separate_products(trace.graph, values)
         self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
-        prefix = "gradient "
-        return {name.removeprefix(prefix): x.shape for name, x in values.items() if name.startswith(prefix)}
+        return shapes, {name: tuple(torch.empty(n, dtype=self.dtype) for n in shapes[name]) for name in separated}
 
     def record(self) -> tuple["BlockTrace", dict[str, "Value"]]:
         """The recorded block: inputs `ids`, `labels`, `resets`, `state NAME` and `carried NAME`; and its results.

@@ -46,7 +46,13 @@ class BlockStep:
             apply_learning_rate_factors(self.optimizer, model, self.parameters)
             self.optimizer = join_optimizers(self.optimizer, model, table_learning_rate=settings.table_learning_rate)
             self.optimizer.zero_grad()
-            self.learning = BlockLearning(self._rule, self.optimizer, settings.stride, self._num_targets)
+            self.learning = BlockLearning(
+                self._rule,
+                self.optimizer,
+                settings.stride,
+                self._num_targets,
+                updates_each=settings.update_every == 1,
+            )
 
     def init_carried(self) -> RecurrentState:
         """Tensors that the learning rule carries, at the beginning of a stream."""
@@ -73,7 +79,7 @@ class BlockStep:
         elif self.learning is None:
             nats = F.cross_entropy(logits, block[1][0], reduction="none")
         nats = nats.double().cpu()
-        if not bool(nats.isfinite().all()):
+        if not math.isfinite(nats.sum().item()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
         return nats, new_state
 
@@ -145,6 +151,7 @@ class BlockStep:
         """Counts, gradients and optimizer, for [`restore`]."""
         if self.learning is not None:
             self.learning.write_steps()
+            self.learning.write_gradients()
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         return {
             "summed": (self._summed_blocks, self._summed_bytes),

@@ -109,7 +109,7 @@ class OnlineLearner:
     def _read_block(self, size: int) -> None:
         """Predict, learn and score; after an exception, the block still waits and the weights are unchanged."""
         stream = self.stream
-        nats, state = self.step.read(stream.carried, stream.state, stream.block(size, self.model.device))
+        nats, state = self.step.read(stream.carried, stream.state, stream.block(size, self._device))
         self._update(size)
         stream.advance(size, state)
         self.meter.add(nats.numpy())
@@ -120,6 +120,7 @@ class OnlineLearner:
 
     def _look_at_model(self) -> None:
         """Notice what the caller has changed since the last block."""
+        self._device = self.model.device
         if self.step.learning is not None:
             self.step.learning.begin()
 

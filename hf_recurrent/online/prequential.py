@@ -56,11 +56,10 @@ class PrequentialMeter:
 
     def add(self, nats: np.ndarray) -> None:
         """Add the nats of some bytes, (T,), in the order of the stream."""
-        slots = (self._count + np.arange(len(nats)))[-len(self._recent) :] % len(self._recent)
-        self._recent[slots] = nats[-len(self._recent) :]
         for value in nats.tolist():  # one by one, so that the sum does not depend on the block size
+            self._recent[self._count % len(self._recent)] = value
             self._nats += value
-        self._count += len(nats)
+            self._count += 1
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -301,12 +301,13 @@ def learn_blocks() -> int:
         config = config_from_preset("memora-tiny", num_hidden_layers=1, recurrent_unit=unit, **sizes)
         model = AutoModelForCausalLM.from_config(config).to(dtype)
         learned_by = build_learning_rule(rule, model)
-        compiled = CompiledBlock(learned_by, steps, steps)
-        memory = GradientMemory({name: compiled.parameters[name] for name in compiled.gradients})
+        compiled = CompiledBlock(learned_by, steps, steps, factored=True)  # of one step, products are not written
+        memory = GradientMemory({name: compiled.parameters[name] for name in compiled.gradients}, compiled.factors)
         carried = {name: odd_values(tensor) for name, tensor in learned_by.init_carried(1).items()}
         ids = torch.randint(29, (1, steps + 1))
         block = ids[:, :-1], ids[:, 1:], torch.rand(1, steps) < 0.3
-        compiled.learn(carried, model.init_state(1), block, memory.views)
+        compiled.learn(carried, model.init_state(1), block, memory.unfactored_views)
+        memory.is_factored = bool(compiled.factors)
         for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.RMSprop(model.parameters())):
             update = CompiledUpdate(optimizer, memory)
             update.norm()

@@ -127,6 +127,33 @@ def test_the_update_is_that_of_the_optimizer(kind):
         assert ours["step"] == theirs["step"] == 6
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 48, "state_size": 32, "intermediate_size": 64}])
+def test_gradients_that_are_not_written_update_as_written_ones(kind, sizes):
+    """Bit for bit, whether or not vectors divide the widths."""
+    models = [build(dtype=torch.float32, **sizes) for _ in range(2)]
+    found = []
+    for model, factored in zip(models, (True, False), strict=True):
+        rule = build_learning_rule("rtrl", model)
+        compiled = CompiledBlock(rule, 1, 1, factored=factored)
+        assert len(compiled.factors) == 10 * factored  # of two layers
+        memory = GradientMemory({name: compiled.parameters[name] for name in compiled.gradients}, compiled.factors)
+        update = CompiledUpdate(kind(model.parameters(), weight_decay=0.0), memory)
+        carried, state = rule.init_carried(1), model.init_state(1)
+        for token in range(6):
+            block = torch.tensor([[token]]), torch.tensor([[7 * token % 5]]), torch.zeros(1, 1, dtype=torch.bool)
+            _, state = compiled.learn(carried, state, block, memory.unfactored_views)
+            memory.is_factored = factored
+            found.append(update.norm())
+            update.step(0.5)
+        if factored:
+            memory.write_products()
+        found.append([view.clone() for view in memory.views.values()] + [x.detach() for x in model.parameters()])
+    assert found[:6] == found[7:13]
+    for ours, theirs in zip(found[6], found[13], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_a_loss_that_is_not_finite_changes_nothing_that_is_carried():
     model = build()
     rule = build_learning_rule("rtrl", model)
