@@ -1,15 +1,13 @@
 """Addresses of tensors: every pointer that a compiled kernel gets is checked here, because the kernel checks none."""
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter, eq, ge, mul
+from collections.abc import Iterable
+from operator import mul
 
 import torch
 from torch import Tensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _CPU = torch.device("cpu")
-_is_cpu, _layout, _dtype, _shape, _nbytes = map(attrgetter, ("is_cpu", "layout", "dtype", "shape", "nbytes"))
-_bytes = torch.UntypedStorage.nbytes
 
 
 class UnreadableTensor(ValueError):
@@ -68,30 +66,6 @@ def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, str
 def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtype: torch.dtype) -> list[int]:
     """[`address`] of each named tensor with that many elements."""
     return [address(name, tensors[name], dtype, elements) for name, elements in sizes]
-
-
-def contiguous_addresses(
-    names: Sequence[str], tensors: Sequence[Tensor], dtype: torch.dtype, shapes: Sequence[torch.Size]
-) -> list[int]:
-    """[`address`] of each tensor, which must have its shape.
-
-    The usual case reads one property of all tensors after the other, without a loop in Python: a quarter of the time.
-    """
-    usual = (
-        all(map(_PLAIN.__contains__, map(type, tensors)))
-        and all(map(_is_cpu, tensors))
-        and {*map(_layout, tensors)} == {torch.strided}
-        and {*map(_dtype, tensors)} == {dtype}
-        and all(map(eq, map(_shape, tensors), shapes))
-        and all(map(Tensor.is_contiguous, tensors))
-        and not any(map(Tensor.is_neg, tensors))
-        and not any(map(Tensor.storage_offset, tensors))
-        and all(map(ge, map(_bytes, map(Tensor.untyped_storage, tensors)), map(_nbytes, tensors)))
-    )
-    if usual and all(pointers := [*map(Tensor.data_ptr, tensors)]):
-        return pointers
-    check_shapes({name: pair for name, *pair in zip(names, tensors, shapes, strict=True)})
-    return [address(name, tensor, dtype, tensor.numel()) for name, tensor in zip(names, tensors, strict=True)]
 
 
 def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:

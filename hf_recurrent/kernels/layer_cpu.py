@@ -7,19 +7,36 @@ rows.
 Shape letters: B streams, T steps, M model width, S state width; `inner` is the width of the MLP.
 """
 
+import struct
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .addresses import address, check_shapes, contiguous_addresses
-from .layer_chain import Chain, Pointer, Template, aligned, weight_gradients
+from .addresses import address, check_shapes
 from .linear_scan_cpu import _WIDE_STEPS
 from .output_memory import is_simulated
 from .thread_count import free_threads, num_threads
-from .training_cpu import _CHUNK, empty
+from .training_cpu import _CHUNK, _PANEL, _functions, _library, empty
+
+_LINE = 64  # bytes to which parts of a workspace are aligned
+_HEADER, _PRODUCT = 12, 17  # words of the structs chain and product in training_cpu.c
+_MOST_THREADS = 63  # a bit for each
+_PASSES = {
+    name: number
+    for number, name in enumerate(
+        (
+            *("product", "rms_norm", "rms_norm_backward", "gated_norm", "gated_norm_backward"),
+            *("gated_recurrence", "gated_recurrence_backward"),
+        )
+    )
+}
+_CHAINS = {}
+for _dtype, _suffix in {torch.float32: "float32", torch.float64: "float64"}.items():
+    _CHAINS[_dtype] = getattr(_library, f"hf_chain_{_suffix}")
+    _CHAINS[_dtype].argtypes, _CHAINS[_dtype].restype = _functions["products", _dtype].argtypes, None
 
 
 class LayerWeights(NamedTuple):
@@ -72,60 +89,23 @@ def layer(
         reset_mask: (B, T) bool.
         rounded: products as in `training_cpu.multiply`.
     """
-    sizes = _Sizes.of(hidden, weights)
-    prepared = _forward(sizes, eps, rounded, free_threads())
-    output, last = empty(hidden.shape, sizes.dtype), torch.empty_like(state, memory_format=torch.contiguous_format)
-    kept, workspace = empty(_kept(sizes).shape, sizes.dtype), empty(prepared.workspace, sizes.dtype)
+    sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
+    output, last = empty(hidden.shape, dtype), torch.empty_like(state, memory_format=torch.contiguous_format)
+    kept = empty(torch.Size((sizes.kept().total,)), dtype)
+    into_state, into_inner = (sizes.model, sizes.state), (sizes.model, sizes.inner)
+    maps = [*[into_state] * 4, into_state[::-1], *[into_inner] * 2, into_inner[::-1]]
+    chain = _Chain(dtype, sizes, maps=maps, rounded=rounded)
     if not is_simulated():
         hidden, state = hidden.contiguous(), state.contiguous()
-        reset_mask, resets = _resets(reset_mask, hidden.shape[:2])
-        given = contiguous_addresses(prepared.names, (hidden, state, *weights), sizes.dtype, prepared.shapes)
-        results = output.data_ptr(), last.data_ptr(), kept.data_ptr(), workspace.data_ptr()
-        prepared.template.run((resets, *results, *given))
+        reset_mask = None if reset_mask is None else reset_mask.contiguous()
+        given, k = _given(sizes, hidden, state, reset_mask, weights), sizes.kept().pointers(kept)
+        _add_layer(chain, sizes, given, eps, k, last.data_ptr(), output.data_ptr())
+        chain.run()
     return output, last, kept
 
 
-class _Prepared(NamedTuple):
-    """What calls with the same sizes and options have in common.
-
-    Args:
-        template: the addresses of its tensors are in the order of [`_FORWARD`] or [`_BACKWARD`].
-        workspace: a vector's shape.
-        names: of the tensors that are given, in this order.
-        shapes: of these tensors.
-    """
-
-    template: Template
-    workspace: torch.Size
-    names: Sequence[str]
-    shapes: Sequence[torch.Size]
-
-
-_FORWARD = ("resets", "output", "last", "kept", "workspace", "hidden", "state", *LayerWeights._fields)
-
-
-@lru_cache(64)
-def _forward(sizes: "_Sizes", eps: Epsilons, rounded: bool, threads: int) -> _Prepared:
-    pointers = {name: Pointer(number) for number, name in enumerate(_FORWARD)}
-    chain = sizes.chain(pointers["workspace"], threads=threads, rounded=rounded)
-    given, kept = _Given.of(pointers), _kept(sizes).pointers(pointers["kept"])
-    _add_layer(chain, sizes, given, eps, kept, pointers["last"], pointers["output"])
-    call, workspace = chain.call()
-    shapes = (*sizes.inputs(), *_shapes(sizes))
-    return _Prepared(Template([call]), sizes.elements(workspace), _FORWARD[-len(shapes) :], shapes)
-
-
-def _resets(reset_mask: Tensor | None, shape: torch.Size) -> tuple[Tensor | None, int]:
-    """The contiguous mask, which has to be alive in the call, and its address; 0 without one."""
-    if reset_mask is None:
-        return None, 0
-    check_shapes({"reset_mask": (reset_mask, shape)})
-    reset_mask = reset_mask.contiguous()
-    return reset_mask, address("reset_mask", reset_mask, torch.bool, shape.numel())
-
-
 def _add_layer(
-    chain: Chain, sizes: "_Sizes", given: "_Given", eps: Epsilons, k: "_Pointers", last: Pointer, output: Pointer
+    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k: dict[str, int], last: int, output: int
 ) -> None:
     """The passes of [`layer`] from and to addresses; `k` of the arrays that are kept."""
     w = given.weights
@@ -142,7 +122,7 @@ def _add_layer(
     chain.map(k["mlp_gated"], w.down, sizes.model, sizes.inner, output, plus=k["hidden"])
 
 
-def _inward(weights: LayerWeights) -> list[tuple[str, Pointer]]:
+def _inward(weights: LayerWeights) -> list[tuple[str, int]]:
     """Name of the result, and weight, of the maps of the first norm, in the order in which their gradients add up."""
     names = "recurrence_gate", "input_gate", "inputs", "gate"
     return [*zip(names, weights[2:6], strict=True)]
@@ -170,76 +150,50 @@ def layer_backward(
     rounded: bool,
 ) -> LayerGradients:
     """Gradients from those of the output (B, T, M) and of the last state (B, S); `wanted` says of which weights."""
-    sizes, has_last = _Sizes.of(hidden, weights), grad_last is not None
-    prepared, dtype = _backward(sizes, eps, rounded, free_threads(), has_last, tuple(wanted)), sizes.dtype
+    sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
     grad_hidden, grad_state = (
         empty(hidden.shape, dtype),
         torch.empty_like(state, memory_format=torch.contiguous_format),
     )
-    scratch, workspace = empty(_scratch(sizes).shape, dtype), empty(prepared.workspace, dtype)
-    sums = [empty(shape, dtype) for shape in _shapes_of_sums(sizes)]
+    scratch = empty(torch.Size((sizes.scratch().total,)), dtype)
+    chunks = -(-sizes.rows // _CHUNK)
+    sums = LayerWeights(
+        *(hidden.new_empty(chunks, len(w)) if w.dim() == 1 else empty(w.shape, dtype) for w in weights)
+    )
+    options = {"rounded": rounded, "descends": True}
+    mlp = _Chain(dtype, sizes, maps=[(sizes.model, sizes.inner), *[(sizes.inner, sizes.model)] * 2], **options)
+    block = _Chain(dtype, sizes, maps=[(sizes.model, sizes.state), *[(sizes.state, sizes.model)] * 4], **options)
     if not is_simulated():
         hidden, state, grad = hidden.contiguous(), state.contiguous(), grad.contiguous()
-        reset_mask, resets = _resets(reset_mask, hidden.shape[:2])
-        last = (grad_last.contiguous(),) if has_last else ()
-        tensors = hidden, state, *weights, kept, grad, *last
-        given = contiguous_addresses(prepared.names, tensors, dtype, prepared.shapes)
-        results = [each.data_ptr() for each in (grad_hidden, grad_state, scratch, workspace, *sums)]
-        prepared.template.run((resets, *results, *given, *([] if has_last else [0])))
-    found = (
-        None if not want else each.sum(0) if name in _VECTORS else each
-        for name, each, want in zip(LayerWeights._fields, sums, wanted, strict=True)
-    )
-    return LayerGradients(grad_hidden, grad_state, LayerWeights(*found))
-
-
-_VECTORS = {"rate", "norm", "mlp_norm"}
-_GIVEN_BACKWARD = ("hidden", "state", *LayerWeights._fields, "kept", "grad", "grad_last")
-_BACKWARD = (
-    *("resets", "grad_hidden", "grad_state", "scratch", "workspace"),
-    *(f"grad_{name}" for name in LayerWeights._fields),
-    *_GIVEN_BACKWARD,
-)
-
-
-@lru_cache(64)
-def _backward(
-    sizes: "_Sizes", eps: Epsilons, rounded: bool, threads: int, has_last: bool, wanted: tuple[bool, ...]
-) -> _Prepared:
-    pointers = {name: Pointer(number) for number, name in enumerate(_BACKWARD)}
-    options = {"threads": threads, "rounded": rounded}
-    mlp, block = (sizes.chain(pointers["workspace"], descends=True, **options) for _ in range(2))
-    given = _Given.of(pointers)
-    k, s = _kept(sizes).pointers(pointers["kept"]), _scratch(sizes).pointers(pointers["scratch"])
-    s |= {"output": pointers["grad"], "last": pointers["grad_last"] if has_last else 0}
-    s |= {"layer": pointers["grad_hidden"], "state": pointers["grad_state"]}
-    to = LayerWeights(*(pointers[f"grad_{name}"] for name in LayerWeights._fields))
-    _add_mlp_backward(mlp, sizes, given, eps, k, s, to)
-    _add_block_backward(block, sizes, given, eps, k, s, to)
-    calls, workspaces = [], []
-    for chain, maps in ((mlp, _mlp_maps(sizes, k, s)), (block, _block_maps(sizes, k, s))):
-        call, workspace = chain.call()
-        workspaces.append(workspace)
-        chosen = [
-            (*maps[name], result)
-            for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True)
-            if name in maps and is_wanted
-        ]
-        calls += [call, *weight_gradients(chosen, sizes.rows, sizes.dtype, **options)]
-    hidden, state = sizes.inputs()
-    shapes = (hidden, state, *_shapes(sizes), _kept(sizes).shape, hidden, *([state] if has_last else []))
-    return _Prepared(Template(calls), sizes.elements(max(workspaces)), _GIVEN_BACKWARD[: len(shapes)], shapes)
+        reset_mask = None if reset_mask is None else reset_mask.contiguous()
+        grad_last = None if grad_last is None else grad_last.contiguous()
+        given = _given(sizes, hidden, state, reset_mask, weights)
+        address("kept", kept, dtype, sizes.kept().total)
+        k, s = sizes.kept().pointers(kept), sizes.scratch().pointers(scratch)
+        s |= {"output": address("grad", grad, dtype, hidden.numel())}
+        s |= {"last": 0 if grad_last is None else address("grad_last", grad_last, dtype, state.numel())}
+        s |= {"layer": grad_hidden.data_ptr(), "state": grad_state.data_ptr()}
+        to = LayerWeights(*(each.data_ptr() for each in sums))
+        _add_mlp_backward(mlp, sizes, given, eps, k, s, to)
+        mlp.run()
+        _weight_gradients(_mlp_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
+        _add_block_backward(block, sizes, given, eps, k, s, to)
+        block.run()
+        _weight_gradients(_block_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
+    found = (each.sum(0) if w.dim() == 1 else each for each, w in zip(sums, weights, strict=True))
+    chosen = (each if want else None for each, want in zip(found, wanted, strict=True))
+    return LayerGradients(grad_hidden, grad_state, LayerWeights(*chosen))
 
 
 def _add_mlp_backward(
-    chain: Chain, sizes: "_Sizes", given: "_Given", eps: Epsilons, k: "_Pointers", s: "_Pointers", to: LayerWeights
+    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
 ) -> None:
     """The passes back to the input of the second norm.
 
     Args:
-        k: pointers to the arrays that were kept, by name.
-        s: to the gradients of arrays, of the layer's output, last state, input ("layer") and state.
-        to: to the gradients of weights; of vectors, the sums over the rows of each chunk.
+        k: addresses of the arrays that were kept, by name.
+        s: of the gradients of arrays, of the layer's output, last state, input ("layer") and state.
+        to: of the gradients of weights; of vectors, the sums over the rows of each chunk.
     """
     w, model, inner = given.weights, sizes.model, sizes.inner
     normed, gated = chain.local(model), chain.local(inner)
@@ -255,7 +209,7 @@ def _add_mlp_backward(
 
 
 def _add_block_backward(
-    chain: Chain, sizes: "_Sizes", given: "_Given", eps: Epsilons, k: "_Pointers", s: "_Pointers", to: LayerWeights
+    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
 ) -> None:
     """The passes from there to the layer's input; arguments as in [`_add_mlp_backward`]."""
     w, model, state = given.weights, sizes.model, sizes.state
@@ -270,10 +224,10 @@ def _add_block_backward(
     chain.rms_norm_backward(eps.norm, given.hidden, w.norm, k["scales"], normed, s["layer"], to.norm, s["hidden"])
 
 
-_Maps = dict[str, tuple[Pointer, int, Pointer, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
+_Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
 
 
-def _mlp_maps(sizes: "_Sizes", k: "_Pointers", s: "_Pointers") -> _Maps:
+def _mlp_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
     model, inner = sizes.model, sizes.inner
     return {
         "mlp_gate": (s["mlp_gate"], inner, k["mlp_normed"], model),
@@ -282,7 +236,7 @@ def _mlp_maps(sizes: "_Sizes", k: "_Pointers", s: "_Pointers") -> _Maps:
     }
 
 
-def _block_maps(sizes: "_Sizes", k: "_Pointers", s: "_Pointers") -> _Maps:
+def _block_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
     model, state = sizes.model, sizes.state
     return {
         "recurrence_gate": (s["recurrence_gate"], state, k["normed"], model),
@@ -293,9 +247,22 @@ def _block_maps(sizes: "_Sizes", k: "_Pointers", s: "_Pointers") -> _Maps:
     }
 
 
-# ---- Sizes and memory ----
+def _weight_gradients(
+    maps: _Maps, rows: int, dtype: torch.dtype, to: LayerWeights, wanted: Sequence[bool], rounded: bool
+) -> None:
+    """Gradients of the wanted matrices, gradᵀ · input, to their addresses."""
+    words, before = [], 0
+    for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True):
+        if name in maps and is_wanted:
+            grad, outputs, inputs, width = maps[name]
+            shares, before = inputs == before, inputs
+            words += (outputs, rows, width, grad, 1, outputs, inputs, width, 1, result, width)
+            words += (0, 0, 0, 0, shares, 0)
+    if words:
+        _functions["products", dtype](_packed([free_threads(), len(words) // _PRODUCT, rounded, *words]))
 
-_Pointers = dict[str, Pointer]
+
+# ---- Sizes and memory ----
 
 
 class _Layout:
@@ -304,12 +271,13 @@ class _Layout:
     def __init__(self, widths: dict[str, int], rows: int, item_size: int):
         self.offsets, at = {}, 0
         for name, width in widths.items():
-            self.offsets[name] = at
-            at += aligned(rows * width * item_size)
-        self.shape = torch.Size((at // item_size,))
+            self.offsets[name] = at * item_size
+            at += -(-rows * width * item_size // _LINE) * _LINE // item_size
+        self.total = at
 
-    def pointers(self, tensor: Pointer) -> _Pointers:
-        return {name: Pointer(tensor.base, offset) for name, offset in self.offsets.items()}
+    def pointers(self, tensor: Tensor) -> dict[str, int]:
+        begin = tensor.data_ptr()
+        return {name: begin + offset for name, offset in self.offsets.items()}
 
 
 class _Sizes(NamedTuple):
@@ -318,43 +286,39 @@ class _Sizes(NamedTuple):
     model: int
     state: int
     inner: int
-    dtype: torch.dtype
+    item_size: int
 
     @classmethod
     def of(cls, hidden: Tensor, weights: LayerWeights) -> "_Sizes":
-        return cls(*hidden.shape, len(weights.rate), len(weights.up), hidden.dtype)
+        streams, steps, width = hidden.shape
+        return cls(streams, steps, width, len(weights.rate), len(weights.up), hidden.dtype.itemsize)
 
     @property
     def rows(self) -> int:
         return self.streams * self.steps
 
-    def inputs(self) -> tuple[torch.Size, torch.Size]:
-        """The shapes of a layer's hidden states and state."""
-        return torch.Size((self.streams, self.steps, self.model)), torch.Size((self.streams, self.state))
+    def kept(self) -> _Layout:
+        """Arrays that the backward pass reads."""
+        return _kept(self)
 
-    def elements(self, size: int) -> torch.Size:
-        """The shape of a vector of that many bytes."""
-        return torch.Size((size // self.dtype.itemsize,))
-
-    def chain(self, workspace: Pointer, **options) -> Chain:
-        return Chain(self.dtype, (self.rows, self.steps, self.model, self.state), workspace, **options)
+    def scratch(self) -> _Layout:
+        """Gradients, of the arrays with these names, that those of weights are computed from."""
+        return _scratch(self)
 
 
 @cache
 def _kept(sizes: _Sizes) -> _Layout:
-    """Arrays that the backward pass reads."""
     widths = dict.fromkeys(("normed", "hidden", "mlp_normed"), sizes.model)
     widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "states", "gated"), sizes.state)
     widths |= dict.fromkeys(("mlp_gate", "up", "mlp_gated"), sizes.inner)
     widths |= {"scales": 1, "mlp_scales": 1, "moments": 6, "mlp_moments": 6}
-    return _Layout(widths, sizes.rows, sizes.dtype.itemsize)
+    return _Layout(widths, sizes.rows, sizes.item_size)
 
 
 @cache
 def _scratch(sizes: _Sizes) -> _Layout:
-    """Gradients, of the arrays with these names, that those of weights are computed from."""
     layouts = [
-        _Layout({"hidden": sizes.model} | dict.fromkeys(names, width), sizes.rows, sizes.dtype.itemsize)
+        _Layout({"hidden": sizes.model} | dict.fromkeys(names, width), sizes.rows, sizes.item_size)
         for names, width in (
             (("mlp_gate", "up"), sizes.inner),
             (("recurrence_gate", "input_gate", "inputs", "gate"), sizes.state),
@@ -362,22 +326,31 @@ def _scratch(sizes: _Sizes) -> _Layout:
     ]
     # The MLP's gradients have been read when those of the block are written.
     layouts[0].offsets |= layouts[1].offsets
-    layouts[0].shape = max(layout.shape for layout in layouts)
+    layouts[0].total = max(layout.total for layout in layouts)
     return layouts[0]
 
 
 class _Given(NamedTuple):
-    """A layer's inputs."""
+    """Addresses of a layer's inputs."""
 
-    hidden: Pointer
-    state: Pointer
-    resets: Pointer
+    hidden: int
+    state: int
+    resets: int
     weights: LayerWeights
 
-    @classmethod
-    def of(cls, pointers: _Pointers) -> "_Given":
-        weights = LayerWeights(*(pointers[name] for name in LayerWeights._fields))
-        return cls(pointers["hidden"], pointers["state"], pointers["resets"], weights)
+
+def _given(sizes: _Sizes, hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights) -> _Given:
+    """Addresses of contiguous tensors; raises UnreadableTensor where they do not fit together."""
+    shapes, dtype = _shapes(sizes), hidden.dtype
+    if any(weight.shape != shape for weight, shape in zip(weights, shapes, strict=True)):
+        check_shapes({name: pair for name, *pair in zip(weights._fields, weights, shapes, strict=True)})
+    check_shapes({"state": (state, (sizes.streams, sizes.state)), "reset_mask": (reset_mask, hidden.shape[:2])})
+    return _Given(
+        address("hidden", hidden, dtype, hidden.numel()),
+        address("state", state, dtype, state.numel()),
+        0 if reset_mask is None else address("reset_mask", reset_mask, torch.bool, reset_mask.numel()),
+        LayerWeights(*(address("weight", weight, dtype, weight.numel()) for weight in weights)),
+    )
 
 
 @cache
@@ -386,12 +359,130 @@ def _shapes(sizes: _Sizes) -> LayerWeights:
     model, state, inner = sizes.model, sizes.state, sizes.inner
     inward, shapes = (state, model), {"rate": (state,), "norm": (model,), "mlp_norm": (model,), "out": (model, state)}
     shapes |= dict.fromkeys(("recurrence_gate", "input_gate", "input_projection", "gate"), inward)
-    shapes |= {"mlp_gate": (inner, model), "up": (inner, model), "down": (model, inner)}
-    return LayerWeights(**{name: torch.Size(shape) for name, shape in shapes.items()})
+    return LayerWeights(**shapes, mlp_gate=(inner, model), up=(inner, model), down=(model, inner))
+
+
+# ---- Chains of passes, as words of the structs in training_cpu.c ----
+
+
+def _packed(words: Sequence[int]) -> bytes:
+    return struct.pack(f"={len(words)}q", *words)
 
 
 @cache
-def _shapes_of_sums(sizes: _Sizes) -> LayerWeights:
-    """Those of their gradients; a vector has a row for each chunk of rows."""
-    chunks = -(-sizes.rows // _CHUNK)
-    return LayerWeights(*(torch.Size((chunks, *shape)) if len(shape) == 1 else shape for shape in _shapes(sizes)))
+def _bits(number: float) -> int:
+    """A double as an integer of the same bits."""
+    return struct.unpack("=q", struct.pack("=d", number))[0]
+
+
+class _Chain:
+    """Passes that run one after another on each tile of rows.
+
+    Args:
+        maps: inputs and outputs of its products.
+        rounded: as in [`layer`].
+        descends: the last rows come first.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        sizes: _Sizes,
+        *,
+        maps: Sequence[tuple[int, int]],
+        rounded: bool,
+        descends: bool = False,
+    ):
+        self._dtype, self._sizes, self._rounded, self._descends = dtype, sizes, rounded, descends
+        self._stages: list[tuple[int, Sequence[int]]] = []  # number of the pass, and its struct
+        elements = sum(inputs * -(-outputs // _PANEL) * _PANEL for inputs, outputs in maps)
+        self._panels = empty(torch.Size((elements,)), dtype)
+        self._panel_at = 0 if is_simulated() else self._panels.data_ptr()
+        self._local_bytes = 0
+        self._local_widths: dict[int, int] = {}
+
+    def _product(self, depth, width, a, b, b_depth, b_column, to, add, plus) -> None:
+        panels = self._panel_at
+        self._panel_at += -(-width // _PANEL) * _PANEL * depth * self._dtype.itemsize
+        of_a, of_b = (a, depth, 1), (b, b_depth, b_column)
+        words = (self._sizes.rows, depth, width, *of_a, *of_b, to, width, add, panels, 1, 0, 0, plus)
+        self._pass("product", words)
+
+    def map(self, x: int, weight: int, outputs: int, inputs: int, to: int, plus: int = 0) -> None:
+        """`to` = x · weightᵀ, plus a matrix, for a weight (outputs, inputs)."""
+        self._product(inputs, outputs, x, weight, 1, inputs, to, 0, plus)
+
+    def map_backward(self, grad: int, weight: int, outputs: int, inputs: int, to: int, add: bool = False) -> None:
+        """`to` = grad · weight, or with `add` +=."""
+        self._product(outputs, inputs, grad, weight, inputs, 1, to, add, 0)
+
+    def _pass(self, name: str, words: Sequence[int]) -> None:
+        self._stages.append((_PASSES[name], words))
+
+    def rms_norm(self, eps: float, x: int, weight: int, to: int, scales: int) -> None:
+        self._pass("rms_norm", (1, self._sizes.rows, self._sizes.model, _bits(eps), x, weight, to, scales, 0, 0, 0))
+
+    def rms_norm_backward(self, eps, x, weight, scales, grad, to, grad_weight, plus) -> None:
+        """`to` is the gradient of x, plus a matrix."""
+        sizes = 1, self._sizes.rows, self._sizes.model
+        self._pass("rms_norm_backward", (*sizes, _bits(eps), x, weight, to, scales, grad, grad_weight, plus))
+
+    def gated_norm(self, eps: float, width: int, gate: int, value: int, to: int, moments: int) -> None:
+        sizes = 1, self._sizes.rows, width
+        self._pass("gated_norm", (*sizes, _bits(eps), gate, value, to, moments, 0, 0, 0))
+
+    def gated_norm_backward(self, eps, width, gate, value, moments, grad, grad_gate, grad_value) -> None:
+        sizes = 1, self._sizes.rows, width
+        self._pass("gated_norm_backward", (*sizes, _bits(eps), gate, value, 0, moments, grad, grad_gate, grad_value))
+
+    def recurrence(self, kept: dict[str, int], rate: int, initial: int, resets: int, last: int) -> None:
+        words = self._recurrence_words(kept, rate, initial, resets, last)
+        self._pass("gated_recurrence", (*words, *[0] * 8))
+
+    def recurrence_backward(self, kept, grads, rate, initial, resets, *, grad_states, log_decays, grad_rate) -> None:
+        """`log_decays` is memory for as many numbers as there are states."""
+        words = self._recurrence_words(kept, rate, initial, resets, 0)
+        words += (grad_states, grads["last"], grads["state"])
+        words += (*(grads[name] for name in ("recurrence_gate", "input_gate", "inputs")), log_decays, grad_rate)
+        self._pass("gated_recurrence_backward", words)
+
+    def _recurrence_words(self, kept, rate, initial, resets, last) -> tuple[int, ...]:
+        sizes = self._sizes.rows, self._sizes.state, self._sizes.steps
+        gates = kept["recurrence_gate"], rate, kept["input_gate"], kept["inputs"]
+        return (*sizes, *gates, initial, resets, kept["states"], last)
+
+    def local(self, width: int) -> int:
+        """In place of an address: memory of each thread for the rows of a tile."""
+        found = -1 - self._local_bytes
+        self._local_widths[found] = width
+        self._local_bytes += -(-_CHUNK * width * self._dtype.itemsize // _LINE) * _LINE
+        return found
+
+    def run(self) -> None:
+        """Compute; the tensors of all addresses must be alive."""
+        product = _PASSES["product"]
+        products = [words for number, words in self._stages if number == product]
+        others = [words for number, words in self._stages if number != product]
+        at = _HEADER + 2 * len(self._stages) + 3
+        starts = {product: at, None: at + _PRODUCT * len(products)}
+        stages = []
+        for number, words in self._stages:
+            kind = product if number == product else None
+            stages += (number, 8 * starts[kind])
+            starts[kind] += len(words)
+        body = [*stages, 1, len(products), self._rounded]
+        for each in (*products, *others):
+            body += each
+        locals_at, item_size, pointers = _HEADER + len(body), self._dtype.itemsize, []
+        for place, word in enumerate(body, _HEADER):
+            if word < 0:
+                pointers += (place, self._local_widths[word] * item_size, -1 - word)
+        threads, words = min(free_threads(), _MOST_THREADS), locals_at + len(pointers)
+        thread_bytes = -(-(8 * words + self._local_bytes) // _LINE) * _LINE
+        memory = empty(torch.Size((threads * thread_bytes // item_size,)), self._dtype)
+        header = [
+            threads, self._sizes.rows, max(self._sizes.steps, _CHUNK), self._descends, self._rounded,
+            8 * (at - 3), 8 * locals_at, len(pointers) // 3, words,
+            memory.data_ptr(), thread_bytes, len(self._stages),
+        ]  # fmt: skip
+        _CHAINS[self._dtype](_packed([*header, *body, *pointers]))
