@@ -31,5 +31,5 @@ def run_again(run, wanted):
 
 def capture_on_cpu(monkeypatch):
     """Blocks on the CPU are captured too."""
-    monkeypatch.setattr(captured_block, "_record", run_again)
+    monkeypatch.setattr(captured_block, "_record_block", run_again)
     monkeypatch.setattr(captured_block, "_DEVICES", {"cpu"})

@@ -25,7 +25,7 @@ from .module_watch import is_plain_module
 # Blocks of one shape before its capture, which takes as long as several: the odd last block of an evaluation has none.
 _BLOCKS_BEFORE = 2
 _DEVICES = {"cuda"}
-_active = threading.local()
+_active_training = threading.local()
 
 
 class _Recording(NamedTuple):
@@ -38,7 +38,7 @@ class _Recording(NamedTuple):
     backward: Callable[[], None]
 
 
-def _record(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -> _Recording:
+def _record_block(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -> _Recording:
     """Capture `run` and the gradients of its first result.
 
     Args:
@@ -130,7 +130,7 @@ class CapturedBlock:
         """Copies of the results for these inputs."""
         self.inputs[0].detach().copy_(hidden)
         self.recording.forward()
-        return tuple(_copies(self.recording.results))
+        return tuple(_copies_of(self.recording.results))
 
     def replay_backward(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
         """Copies of the gradients of the hidden states and all parameters."""
@@ -138,7 +138,7 @@ class CapturedBlock:
         self.recording.backward()
         self.turn += 1  # its activations are gone
         self.last = lambda: None
-        copies = iter(_copies([grad for grad in self.recording.grads if grad is not None]))
+        copies = iter(_copies_of([grad for grad in self.recording.grads if grad is not None]))
         wanted = iter(None if grad is None else next(copies) for grad in self.recording.grads)
         return [next(wanted) if needed else None for needed in self.needs_grad]
 
@@ -168,7 +168,7 @@ class CapturedBlock:
         try:
             # Weights that autocast has cached would be those of the capture for ever.
             with capturing(hidden.device), torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
-                self.recording = _record(run, wanted)
+                self.recording = _record_block(run, wanted)
         except RuntimeError as error:
             self.failed = True
             warnings.warn(f"Training runs without CUDA graphs, which is slower: {error}", stacklevel=2)
@@ -187,7 +187,7 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), parameter.requires_grad)
 
 
-def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     copies = [torch.empty_like(tensor) for tensor in tensors]
     torch._foreach_copy_(copies, tensors)
     return copies
@@ -212,11 +212,11 @@ class CapturedTraining:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inside the block, this thread's blocks of the model are replayed."""
-        before, _active.training = getattr(_active, "training", None), self
+        before, _active_training.training = getattr(_active_training, "training", None), self
         try:
             yield
         finally:
-            _active.training = before
+            _active_training.training = before
 
     def run(
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
@@ -247,11 +247,11 @@ def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -
         and not torch._C._len_torch_dispatch_stack()
         and not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
         and not any(part.requires_grad for part in state.values())
-        and all(map(_is_plain, model.modules()))
+        and all(map(_is_replayed_as_it_stands, model.modules()))
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_replayed_as_it_stands(module: nn.Module) -> bool:
     return (
         is_plain_module(module)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
@@ -274,7 +274,7 @@ def run_captured_block(
     Returns:
         The output (B, T, M) and the layers' new state, or None where the layers have to run themselves.
     """
-    training = getattr(_active, "training", None)
+    training = getattr(_active_training, "training", None)
     if training is None or training.model() is not model or not _may_replay(model, hidden, state):
         return None
     return training.run(model, hidden, {name: state[name] for name in model.layer_layout()}, reset_mask)

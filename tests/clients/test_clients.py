@@ -14,8 +14,8 @@ PAGE = ROOT / "docs/reference/clients.md"
 ROWS = all_rows()
 
 
-# Starts two processes; its server and the classes that this finds are those of the row `transformers_serve`.
-LONG = ("transformers_chat",)
+# These start a server of another process; the tests of `server` have the requests.
+LONG = ("transformers_chat", "transformers_serve", "serve_openai")
 
 
 def marks(row):

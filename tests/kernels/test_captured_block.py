@@ -140,7 +140,7 @@ def test_a_failed_capture_warns_once(device, monkeypatch):
     def refuse(run, wanted):
         raise RuntimeError("operation not permitted")
 
-    monkeypatch.setattr(captured_block, "_record", refuse)
+    monkeypatch.setattr(captured_block, "_record_block", refuse)
     model, other, blocks = pair("memora", device)
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted") as caught:
         losses, _, _ = read_blocks(model, blocks, CapturedTraining(model.model))

@@ -181,6 +181,7 @@ def test_kernels_compile_for_a_gpu(narrow):
         assert len(compiled.asm["cubin"]) > 1000
 
 
+@pytest.mark.long
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from breadth import some_of
 from count_memory_cases import (
     KINDS,
     SLOTS,
@@ -138,7 +139,7 @@ def test_wide_links_far_from_the_start():
 
 
 @needs_kernel
-@pytest.mark.parametrize("kind", [*KINDS, "brackets"])
+@pytest.mark.parametrize("kind", some_of([*KINDS, "brackets"], ("code", "brackets")))
 @pytest.mark.parametrize("rates", [Rates(), LEARNING, Rates(inserts=True, learns=True)])
 @pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])
 def test_large_and_small_memories(shape, kind, rates):
