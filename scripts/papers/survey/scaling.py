@@ -135,7 +135,7 @@ class Scaling(Experiment):
             each.set(xscale="log", yscale="log", xlabel=text, ylabel=self.metric)
             each.yaxis.set_major_formatter("{x:g}")
             each.yaxis.set_minor_formatter("{x:g}")
-        left.legend(fontsize="small")
+        left.figure.legend(*left.get_legend_handles_labels(), fontsize="small", loc="outside lower center", ncols=5)
 
 
 class EvaluateAt(TrainerCallback):
