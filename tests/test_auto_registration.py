@@ -61,6 +61,7 @@ def test_auto_classes_know_our_families(tmp_path):
     assert "registered" in result.stdout, result.stderr
 
 
+@pytest.mark.long
 def test_auto_classes_know_our_families_after_transformers(tmp_path, bare_python):
     """Without torch's assertion: test_packaging.py shows that the package imports nothing after transformers."""
     program = PROGRAM.format(imports="import transformers, hf_recurrent", folder=tmp_path)

@@ -125,6 +125,7 @@ def test_a_server(capsys):
     assert "`--user_rate` is 0.0; it must be more than 0." in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_exported_c_is_planned_as_it_will_be_exported(capsys):
     status, out = run(capsys, "--target c --json --memory 200kB")
     numbers = json.loads(out.out)

@@ -159,6 +159,7 @@ def test_held_out_documents_are_in_one_part_only(folder):
     assert len({streamed(folder).fingerprint, train.fingerprint, held_out.fingerprint}) == 3
 
 
+@pytest.mark.long
 def test_evaluation_reads_the_first_documents(folder):
     corpus = streamed(folder).limit(100)
     assert isinstance(corpus, Corpus) and corpus[0].tobytes() == text("a", 0, 0).encode() and corpus.num_bytes <= 100

@@ -19,6 +19,7 @@ def shard(number):
     return file.getvalue()
 
 
+@pytest.mark.long
 def test_a_streamed_dataset_is_continued_by_other_processes_and_workers(tmp_path):
     files = {f"data/train-{number:05d}-of-{SHARDS:05d}.parquet": shard(number) for number in range(SHARDS)}
     with LoopbackHub(TOKEN) as hub:

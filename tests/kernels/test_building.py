@@ -98,6 +98,7 @@ def test_building_without_a_compiler_goes_on_without_the_kernel(tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is None or sys.platform == "win32",
     reason="no C compiler here",

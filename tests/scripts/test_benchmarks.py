@@ -123,6 +123,7 @@ def test_too_few_bytes(run, capsys):
     assert "--bytes is 2; it must be at least 4." in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_steps_beside_each_other(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     arguments = ["--models", "memora-selective-copying", "--rounds", "1", "--bandwidth_bytes", "65536"]

@@ -36,6 +36,7 @@ def test_parts_that_fail_hang_or_are_killed_leave_the_others(gpu_report, tmp_pat
     assert "the kernel is broken" in page and "\n\na table\n\n| a |\n|---|\n| 1 |\n" in page
 
 
+@pytest.mark.long
 def test_a_part_runs_as_a_program(gpu_report, tmp_path, capsys):
     gpu_report.report(gpu_report.parse_arguments(["--output", str(tmp_path), "--rehearse", "--parts", "training"]))
     assert "training: done" in capsys.readouterr().out, (tmp_path / "training.log").read_text()

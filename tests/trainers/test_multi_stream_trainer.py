@@ -62,6 +62,7 @@ def test_two_processes_train_as_one(two_processes, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_compiled_model_trains_as_it_stands(eight_streams, tmp_path):
     trainer = tiny_trainer(tmp_path, callbacks=[Noise()], torch_compile=True, torch_compile_backend="aot_eager")
     trainer.train()

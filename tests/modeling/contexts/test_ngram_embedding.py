@@ -183,6 +183,7 @@ def test_real_values_have_no_ngrams():
         tiny_config("lru", ngram_orders=[2], input_size=3)
 
 
+@pytest.mark.long
 def test_compiled_by_torch():
     model = tiny_model("memora+ngrams").train()
     ids = torch.randint(256, (2, 12))
