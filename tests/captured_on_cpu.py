@@ -1,5 +1,6 @@
 """A stand-in for the CUDA graphs of a training block, for machines without a GPU: it runs the layers again."""
 
+import pytest
 import torch
 
 from hf_recurrent.modeling.step import captured_block
@@ -33,3 +34,15 @@ def capture_on_cpu(monkeypatch):
     """Blocks on the CPU are captured too."""
     monkeypatch.setattr(captured_block, "_record_block", run_again)
     monkeypatch.setattr(captured_block, "_DEVICES", {"cpu"})
+
+
+GRAPHS = ["a graph", "a stand-in"]  # parameters of a fixture
+
+
+def device_for(graph):
+    """The device of one of `GRAPHS`."""
+    if graph == "a stand-in":
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return "cuda"

@@ -266,8 +266,8 @@ class BlockLearning:
         bound = max_grad_norm or float("inf")
         if self._of_tables:
             self.optimizer.bind_parts()
-        is_attached = self._update is None or not self._memory.is_factored
-        if self._update is not None and (not is_attached or self._memory.is_attached):
+        is_factored = self._update is not None and self._memory.is_factored
+        if self._update is not None and (is_factored or self._memory.is_attached):
             norm = factor * self._update.norm()
             if norm < float("inf"):
                 self._update.step(factor * min(1.0, bound / (norm + 1e-6)))
@@ -284,7 +284,7 @@ class BlockLearning:
                 self._dense.step()
                 self._update = None if self._memory is None else self._compiled_update()
         norm = self._update_tables(factor, norm)
-        for parameter in (*self.parameters, *self.tables) if is_attached else self.tables:
+        for parameter in self.tables if is_factored else (*self.parameters, *self.tables):
             parameter.grad = None
         return norm
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ..block.recurrent_state import RecurrentState
-from .captured_step import capturing
+from .captured_step import capturing, copies_of, warm_up
 from .module_watch import is_plain_module
 
 # Blocks of one shape before its capture, which takes as long as several: the odd last block of an evaluation has none.
@@ -29,7 +29,7 @@ _active_training = threading.local()
 
 
 class _Recording(NamedTuple):
-    """What a capture left: static tensors and the two functions that replay on them."""
+    """Static tensors of a capture, and the two functions that replay on them."""
 
     results: list[torch.Tensor]  # the output, then the new state
     grad_output: torch.Tensor
@@ -49,16 +49,12 @@ def _record_block(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tens
     def differentiate(output: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor | None]:
         return [*torch.autograd.grad(output, wanted, grad, allow_unused=True)]
 
-    device = wanted[0].device
-    with torch.cuda.device(device):
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # libraries set themselves up, and kernels are compiled, at their first call
-                output = run()[0]
-                differentiate(output, torch.zeros_like(output))
-            del output
-        current.wait_stream(aside)
+    def run_both() -> None:
+        output = run()[0]
+        differentiate(output, torch.zeros_like(output))
+
+    with torch.cuda.device(wanted[0].device):
+        warm_up(run_both)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, capture_error_mode="thread_local"):
             results = run()
@@ -130,7 +126,7 @@ class CapturedBlock:
         """Copies of the results for these inputs."""
         self.inputs[0].detach().copy_(hidden)
         self.recording.forward()
-        return tuple(_copies_of(self.recording.results))
+        return tuple(copies_of(self.recording.results))
 
     def replay_backward(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
         """Copies of the gradients of the hidden states and all parameters."""
@@ -138,7 +134,7 @@ class CapturedBlock:
         self.recording.backward()
         self.turn += 1  # its activations are gone
         self.last = lambda: None
-        copies = iter(_copies_of([grad for grad in self.recording.grads if grad is not None]))
+        copies = iter(copies_of([grad for grad in self.recording.grads if grad is not None]))
         wanted = iter(None if grad is None else next(copies) for grad in self.recording.grads)
         return [next(wanted) if needed else None for needed in self.needs_grad]
 
@@ -185,12 +181,6 @@ class _Layers(nn.Module):
 
 def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), parameter.requires_grad)
-
-
-def _copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    torch._foreach_copy_(copies, tensors)
-    return copies
 
 
 class CapturedTraining:
@@ -242,7 +232,6 @@ def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -
         and hidden.device.type in _DEVICES
         and model.training
         and not model.gradient_checkpointing
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and not (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -263,7 +252,7 @@ def _is_replayed_as_it_stands(module: nn.Module) -> bool:
 def run_captured_block(
     model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, RecurrentState] | None:
-    """The layers of a training block from CUDA graphs.
+    """The layers of a training block from CUDA graphs; not to be called while torch compiles.
 
     Args:
         model: with `read_layers`.

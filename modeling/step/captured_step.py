@@ -40,17 +40,29 @@ def capturing(device: torch.device) -> Iterator[None]:
             raise
 
 
+def warm_up(run: Callable[[], object]) -> None:
+    """Run twice on a stream of its own: libraries set themselves up, and kernels are compiled, at their first call."""
+    current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(current)
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            run()
+    current.wait_stream(aside)
+
+
+def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of a graph's results, which it will write to again."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(copies, tensors)
+    return copies
+
+
 def _record(
     step: Callable[[], list[torch.Tensor]], device: torch.device
 ) -> tuple[list[torch.Tensor], Callable[[], None]]:
     """The tensors that hold the results of `step`, and a function that runs it again."""
     with torch.cuda.device(device):
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # libraries set themselves up at their first call
-                step()
-        current.wait_stream(aside)
+        warm_up(step)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = step()
@@ -102,8 +114,7 @@ class CapturedStep:
                 return None
             torch._foreach_copy_(self.inputs, [hidden, *(state[name] for name in self.names)])
             self.replay()
-            hidden, *parts = results = [torch.empty_like(result) for result in self.results]
-            torch._foreach_copy_(results, self.results)
+            hidden, *parts = copies_of(self.results)
         return hidden, dict(zip(self.names, parts, strict=True))
 
     def _make_graph(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:

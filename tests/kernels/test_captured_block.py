@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from captured_on_cpu import capture_on_cpu
+from captured_on_cpu import GRAPHS, capture_on_cpu, device_for
 from model_cases import relative_difference, tiny_model
 
 from hf_recurrent.modeling.step import captured_block
@@ -15,14 +15,11 @@ STREAMS, STEPS, BLOCKS = 2, 12, 6
 TOLERANCE = 1e-10  # of float64
 
 
-@pytest.fixture(params=["a graph", "a stand-in"])
+@pytest.fixture(params=GRAPHS)
 def device(request, monkeypatch):
-    if request.param == "a graph":
-        if not torch.cuda.is_available():
-            pytest.skip("no GPU here")
-        return "cuda"
-    capture_on_cpu(monkeypatch)
-    return "cpu"
+    if (device := device_for(request.param)) == "cpu":
+        capture_on_cpu(monkeypatch)
+    return device
 
 
 def read_blocks(model, blocks, captured=None):

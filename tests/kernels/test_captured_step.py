@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from captured_on_cpu import GRAPHS, device_for
 from model_cases import read_bytes, relative_difference, tiny_model
 
 from hf_recurrent.modeling.step import captured_step, single_step
@@ -22,16 +23,13 @@ def run_again(step, device):
     return results, replay
 
 
-@pytest.fixture(params=["a graph", "a stand-in"])
+@pytest.fixture(params=GRAPHS)
 def device(request, monkeypatch):
-    if request.param == "a graph":
-        if not torch.cuda.is_available():
-            pytest.skip("no GPU here")
-        return "cuda"
-    monkeypatch.setattr(captured_step, "_record", run_again)
-    monkeypatch.setattr(captured_step.CapturedStep, "accepts", staticmethod(lambda hidden: True))
-    monkeypatch.setattr(single_step, "_STEP_CLASSES", {"cpu": captured_step.CapturedStep})
-    return "cpu"
+    if (device := device_for(request.param)) == "cpu":
+        monkeypatch.setattr(captured_step, "_record", run_again)
+        monkeypatch.setattr(captured_step.CapturedStep, "accepts", staticmethod(lambda hidden: True))
+        monkeypatch.setattr(single_step, "_STEP_CLASSES", {"cpu": captured_step.CapturedStep})
+    return device
 
 
 def is_recorded(model) -> bool:
