@@ -135,8 +135,9 @@ export class TextView {
     });
     element.addEventListener("blur", () => onPoint(null, true));
     element.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.altKey || event.metaKey || !this.#record.length) return;
-      const last = this.#record.length - 1;
+      const shown = this.#blocks.at(-1)?.end ?? 0; // the record may be ahead of it by a frame
+      if (event.ctrlKey || event.altKey || event.metaKey || !shown) return;
+      const last = shown - 1;
       const here = this.#spanAt(this.#cursor);
       const target = {
         ArrowRight: here ? Number(here.dataset.end) : 0,

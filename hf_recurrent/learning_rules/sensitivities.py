@@ -123,13 +123,17 @@ class SensitivityEngine:
                 as with gradient checkpointing.
         """
         blocks = [_UnitBlock(traced, sensitivities, self.dtype, self.advance) for traced in self.units]
-        with ExitStack() as stack:
+        try:
+            with ExitStack() as stack:
+                for block in blocks:
+                    stack.enter_context(block.recording())
+                    stack.enter_context(block.joining_gradients())
+                yield
             for block in blocks:
-                stack.enter_context(block.recording())
-                stack.enter_context(block.joining_gradients())
-            yield
-        for block in blocks:
-            block.finish()
+                block.finish()
+        finally:
+            for block in blocks:
+                block.release()
 
 
 class _UnitBlock(UnitRecorder):
@@ -187,8 +191,7 @@ class _UnitBlock(UnitRecorder):
             self.derivatives[f"{traced.name}.{name}.bias"] = Derivative(gradient.sum(1), None)
         for name, gradient in zip(traced.vectors, gradients[len(inputs) :], strict=True):
             self.derivatives[f"{traced.name}.{name}"] = Derivative(gradient.squeeze(1), None)
-        # The graph references this block; drop the references back.
-        self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
+        self._drop_graph()
 
     def join(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
         """Hook of a parameter: add the gradient through the past to the complete gradient inside the block."""
@@ -223,8 +226,14 @@ class _UnitBlock(UnitRecorder):
                 self.advance(name, past)
                 past = past.to(parameter.dtype)
                 parameter.grad = past if parameter.grad is None else parameter.grad + past
-        # The graph references this block, and a pass that records keeps tensors of the graph: a cycle that stays.
-        del self.advance_sensitivities
+
+    def release(self) -> None:
+        """Drop what would keep the graph, and with it this block: a cycle that is never collected."""
+        self._drop_graph()
+        del self.advance_sensitivities  # a pass that records keeps tensors of the graph
+
+    def _drop_graph(self) -> None:
+        self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
 
 
 class _CarriedState(torch.autograd.Function):

@@ -85,8 +85,12 @@ class Page:
         return line.inner_text()
 
     def rest(self) -> None:
-        """Wait until the model has read and written everything."""
+        """Wait until the model has read and written everything, and it is drawn."""
         playwright.expect(self.tab.get_by_role("button", name="Stop")).to_be_disabled(timeout=30_000)
+        self.draw()
+
+    def draw(self) -> None:
+        self.tab.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def write(self, text: str) -> None:
         self.tab.get_by_label("Write or paste text").fill(text)
@@ -111,7 +115,7 @@ class Page:
 
     def characters(self) -> list[tuple[str, str]]:
         """Text and classes of every character in sight."""
-        self.tab.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        self.draw()
         spans = self.tab.locator("#text span[data-start]")
         return [tuple(pair) for pair in spans.evaluate_all("all => all.map((s) => [s.textContent, s.className])")]
 
@@ -350,6 +354,20 @@ def test_the_keyboard_reads_bytes(page):
     playwright.expect(spoken).to_contain_text(f"byte 3: 0xA9, {bits[2]:.2f} bits")
     page.tab.locator("#text span").first.hover()
     playwright.expect(page.tab.locator("#tip")).to_have_text("byte 1: 0x61, not predicted")
+
+
+def test_a_key_before_the_text_is_drawn(page):
+    page.tab.evaluate(
+        "() => { window.draw = requestAnimationFrame; window.requestAnimationFrame = (f) => { last = f; }; }"
+    )
+    page.tab.get_by_label("Write or paste text").fill("ab")
+    playwright.expect(page.tab.get_by_role("button", name="Stop")).to_be_disabled()
+    page.tab.get_by_role("region", name="Text", exact=True).last.focus()
+    page.tab.keyboard.press("Home")
+    page.tab.evaluate("() => { window.requestAnimationFrame = draw; draw(last); }")
+    page.draw()
+    page.tab.keyboard.press("End")
+    playwright.expect(page.tab.locator("#spoken")).to_contain_text("b: byte 2: 0x62")
 
 
 def test_characters_are_those_of_utf8(page):

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.block_learning import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
@@ -56,6 +57,12 @@ def check(model, name, steps, *, resets=True, tolerance=1e-11):
                 )
 
 
+def recordings() -> set[int]:
+    """The recorded blocks in memory."""
+    gc.collect()
+    return {id(one) for one in gc.get_objects() if type(one).__name__ in ("BlockTrace", "_UnitBlock")}
+
+
 @pytest.mark.parametrize("unit", sorted(set(RECURRENT_UNITS) - set(DENSE)))
 def test_every_element_wise_unit_learns_by_rtrl(unit):
     check(build(recurrent_unit=unit), "rtrl", 5)
@@ -87,9 +94,31 @@ def test_other_families(family):
 
 @pytest.mark.parametrize(("unit", "rule"), [("glru", "rtrl"), ("gru", "snap1"), ("glru", "truncated")])
 def test_nothing_of_a_recording_stays_in_memory(unit, rule):
+    before = recordings()
     CompiledBlock(build_learning_rule(rule, build(recurrent_unit=unit)), 3, 3)
-    gc.collect()
-    assert not [one for one in gc.get_objects() if type(one).__name__ in ("BlockTrace", "_UnitBlock")]
+    assert recordings() <= before
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_nothing_of_a_failed_recording_stays_in_memory(when, monkeypatch):
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, hidden):
+            if when == "forward":
+                raise UnsupportedOp(when)
+            return hidden.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise UnsupportedOp(when)
+
+    before, model = recordings(), build()
+    norm = type(model.model.norm)
+    forward = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda self, hidden: Failing.apply(forward(self, hidden)))
+    with pytest.raises(Uncompilable, match=when):
+        CompiledBlock(build_learning_rule("rtrl", model), 3, 3)
+    assert recordings() <= before
 
 
 def test_long_blocks_in_float32():
