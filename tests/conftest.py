@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 
 import hypothesis
 import pytest
@@ -28,8 +29,14 @@ _COMMANDS = pytest.StashKey()
 _ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run runs it"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(config, items):
+    cases = Counter()
     for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            if cases[item.function] % sampled.args[0]:
+                item.add_marker(pytest.mark.long)
+            cases[item.function] += 1
         marker = next((name for name in _ON_REQUEST if item.get_closest_marker(name)), None)
         if marker and marker not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason=f"{_ON_REQUEST[marker]}: pytest -m {marker}"))

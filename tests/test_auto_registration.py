@@ -55,6 +55,7 @@ for name, program in {programs!r}.items():
 """
 
 
+@pytest.mark.long
 def test_auto_classes_know_our_families(tmp_path):
     program = PROGRAM.format(imports=PACKAGE_FIRST, folder=tmp_path)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

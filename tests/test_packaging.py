@@ -83,6 +83,7 @@ def test_the_wheel_holds_no_experiments_benchmarks_or_tests(wheel):
     assert not [name for name in names if re.search(r"(^|/)(papers/|tests?/|test_|benchmark)", name)]
 
 
+@pytest.mark.long
 def test_the_installed_wheel_works_away_from_the_checkout(installed, tmp_path, bare_python):
     code = """
 import hf_recurrent, importlib

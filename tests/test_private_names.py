@@ -129,6 +129,7 @@ def own_classes():
                 yield path, node, kind, bases
 
 
+@pytest.mark.long
 def test_every_private_name_that_is_used_is_listed():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
     ours = set().union(*map(own_names, trees.values()))

@@ -62,6 +62,7 @@ def fail(capsys, command: str, *arguments: str) -> str:
     return error[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("command", "method", "flag", "numbers"), numeric_flags())
 def test_numbers_are_finite(command, method, flag, numbers, capsys):
     for number in numbers:

@@ -172,6 +172,7 @@ def test_files_of_provenance_are_listed_and_public(capsys):
     assert "`provenance.json` differs from its checksum" in error
 
 
+@pytest.mark.long
 def test_smt_then_dmt(acted):
     pretrain(["--corpus", "notes", *SMT, "--output_dir", "run", "--dmt_steps", "3", "--dmt_learning_rate", "2e-3"])
     card = card_of("run")
@@ -255,6 +256,7 @@ def test_changed_arguments_act_from_the_resumed_step_on(acted, caplog):
     assert "do not match" not in caplog.text  # of `Trainer`
 
 
+@pytest.mark.long
 def test_a_finished_run_is_not_made_longer_in_silence(acted, capsys):
     run = ["--corpus", "notes", *BPTT, *TINY, "--output_dir", "run"]
     pretrain(run)

@@ -74,6 +74,7 @@ def test_watch(monkeypatch):
     assert Path("parts.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ways", [[], ["--learn", "--stride", "8"]], ids=["frozen", "learning"])
 def test_compress(model, ways):
     compress.main([model, "text", "--quiet", "--output", "whole", *ways])

@@ -111,6 +111,7 @@ def test_sizes_and_durations():
     assert (duration(90), duration(7200), duration(200_000)) == ("90 seconds", "2.0 hours", "2.3 days")
 
 
+@pytest.mark.long
 def test_a_server(capsys):
     main(["plan", "serve", "memora-tiny", "--rows", "2", "--user_rate", "0.5", "--json"])
     found = json.loads(capsys.readouterr().out)

@@ -152,6 +152,7 @@ def test_method_rtrl(corpus, capsys):
     assert not hasattr(parse_arguments(["--method", "bptt", "--use_cpu"]).training, "method")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in recipe_names() if load_recipe(name)["model"] in preset_names()])
 def test_every_recipe_runs(corpus, name):
     """With its own arguments except model size, data, length and precision."""

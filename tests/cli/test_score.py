@@ -89,6 +89,7 @@ def test_bytes_equal_one_forward_pass_in_float64(model, files, block_size, capsy
     assert len(rows) == sum(len(text.encode()) + 1 for text in TEXTS.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block_size", [1, 5, 64, 4096])
 def test_lines_and_documents_are_sums_of_bytes(model, files, block_size, capsys):
     options = ["--dtype", "float64", "--block_size", block_size]

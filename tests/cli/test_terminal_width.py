@@ -47,6 +47,7 @@ def trained(run) -> list[str]:
     return run(f"{TRAIN} {SHORT} {SIZES}")
 
 
+@pytest.mark.long
 def test_pretrain(trained):
     bars = [line for line in trained if PROGRESS.search(line)]
     assert any(re.search(r"step 12/12, [\d.]+ bits per byte, .*B/s, 00:00 left", line) for line in bars), bars
@@ -70,6 +71,7 @@ def test_a_finished_run_says_so(trained, run):
     assert any("This run is finished: step 12 of 12." in line for line in out)
 
 
+@pytest.mark.long
 def test_learn_and_its_next_command(trained, run):
     words = "learn run --source book.txt --stride 32 --report_every 256 --output_dir learned"
     out = run(words)

@@ -147,6 +147,7 @@ def weights(directory):
     return load_file(Path(directory, "model.safetensors"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["bptt", "rtrl"])
 def test_a_unit_in_a_file_is_trained_and_resumed(method, capsys):
     train = ["pretrain", *TRAIN, "--corpus", "notes", "--method", method]

@@ -99,6 +99,7 @@ def test_a_stopped_watch_continues_exactly(monkeypatch):
     assert [records(path) for path in paths] == expected
 
 
+@pytest.mark.long
 def test_kills_at_any_moment_lose_and_double_nothing(tmp_path):
     lines, _ = block_log(900)
     write("a.log", lines)

@@ -124,6 +124,7 @@ def test_coding_is_reading(memory_class, rates, has_network, large):
     assert coder.finish() == encoder.finish()
 
 
+@pytest.mark.sampled(3)
 @both_kinds
 @pytest.mark.parametrize("kind", [*KINDS, "brackets"])
 @pytest.mark.parametrize(("window", "rows", "streams"), [(0, 0, 1), (512, 16, 3), (1 << 17, 0, 2)])

@@ -195,6 +195,7 @@ def archive(request, model):
     return bytearray(compress(TEXT[:60], used)), used
 
 
+@pytest.mark.sampled(2)
 def test_every_damaged_byte_is_noticed(archive):
     packed, used = archive
     texts = [packed.index(text) + place for text in RELEASE_AND_KERNEL if text in packed for place in range(len(text))]

@@ -111,6 +111,7 @@ def test_streams_of_one_shard_take_turns(folder):
     assert all(len(numbers) > 60 for numbers in seen)  # a stream has 23 or 24 of the 70 documents per pass
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_blocks_continue_from_any_position(folder, pipeline):
     source = PIPELINES[pipeline](folder)
@@ -138,6 +139,7 @@ def test_bookmarks_spare_reading(folder, monkeypatch):
     assert with_bookmarks <= 10 < len(rows) - with_bookmarks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["parquet", "interleaved"])
 def test_groups_change_nothing_and_workers_are_refused(folder, pipeline):
     source = PIPELINES[pipeline](folder)
@@ -151,6 +153,7 @@ def test_groups_change_nothing_and_workers_are_refused(folder, pipeline):
         next(iter(DataLoader(blocks, batch_size=None, num_workers=1)))
 
 
+@pytest.mark.long
 def test_held_out_documents_are_in_one_part_only(folder):
     train, held_out = streamed(folder).split(0.2, seed=5)
     parts = [{value for _, value in part._texts()} for part in (train, held_out)]

@@ -168,6 +168,7 @@ def test_bits_of_every_byte_are_the_models(page, model):
     assert "".join(shown) == TEXT and {"ï", "日", "👩‍👩‍👧", "e\u0301", "\t"} <= set(shown)
 
 
+@pytest.mark.long
 def test_edits_anywhere_give_the_bits_of_the_whole_text(page, model):
     drawn = random.Random(0)
     text = TEXT * 6
@@ -192,6 +193,7 @@ def test_greedy_bytes_are_those_of_generate(page, model):
     check_bits(model, content, bits)
 
 
+@pytest.mark.long
 def test_a_seed_repeats_its_text(page):
     texts = []
     for seed in (5, 5, 6):
@@ -261,6 +263,7 @@ def hostile_files(path: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_hostile_state_files_are_refused_with_one_sentence(page, tmp_path):
     page.write("abc")
     files = hostile_files(page.save(tmp_path / "state.safetensors"))
@@ -274,6 +277,7 @@ def test_hostile_state_files_are_refused_with_one_sentence(page, tmp_path):
     assert len(page.record()[0]) == 6
 
 
+@pytest.mark.long
 def test_bytes_that_are_not_utf8_are_read_and_shown_as_numbers(page, model):
     content = b"\xff caf\xc3\xa9 \xed\xa0\x80\x07\r\n\xe2\x82"
     page.tab.locator("#file-input").set_input_files({"name": "x", "mimeType": "text/plain", "buffer": content})
@@ -291,6 +295,7 @@ def test_bytes_that_are_not_utf8_are_read_and_shown_as_numbers(page, model):
     assert page.characters()[-1][0] == "€"
 
 
+@pytest.mark.long
 def test_a_long_paste_leaves_the_page_responsive_and_stops(page):
     page.tab.evaluate(
         """(text) => {
@@ -318,6 +323,7 @@ def test_a_long_paste_leaves_the_page_responsive_and_stops(page):
     assert 600 <= len(page.record()[0]) < 2000 * len(TEXT.encode())
 
 
+@pytest.mark.long
 def test_long_texts_are_whole_in_and_out_of_sight(page):
     shown = page.tab.evaluate(
         """async () => {
@@ -397,6 +403,7 @@ def damage(site: Path, name: str, change):
     return f"**/model/{name}", lambda route: route.fulfill(body=change(content))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, change, part",
     [
@@ -425,6 +432,7 @@ def test_a_missing_model_or_runtime_says_how_to_get_it(browser, site):
         tab.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_are_readable_and_the_page_fits(browser, site, scheme, tmp_path):
     tab = browser.new_page(color_scheme=scheme, viewport={"width": 1000, "height": 1150})

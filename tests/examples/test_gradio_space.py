@@ -74,6 +74,7 @@ def test_it_reads_continues_and_forgets_without_the_package(client):
         written("")
 
 
+@pytest.mark.long
 def test_without_a_model_it_says_what_to_set():
     program = (
         "import sys, types; sys.modules['gradio'] = types.ModuleType('gradio'); import runpy; runpy.run_path('app.py')"

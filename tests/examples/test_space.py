@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from model_cases import tiny_model
 from running_server import Client
@@ -23,6 +24,7 @@ def test_the_header_is_one_of_a_space():
     assert f"--port {HEADER['app_port']} " in COMMAND[2] and "--host 0.0.0.0 " in COMMAND[2]
 
 
+@pytest.mark.long
 def test_strangers_share_a_server(tmp_path):
     folder = tmp_path / "tiny"
     tiny_model("memora").save_pretrained(folder)

@@ -122,11 +122,13 @@ def check_losses(name, folder, size):
     np.testing.assert_allclose(learner.predict(), logits, atol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", some_of(CASES, ("memora", "ngrams and adamw")))
 def test_losses_are_those_of_python(name, tmp_path):
     check_losses(name, tmp_path, 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_of(CASES, ("complex", "rmsprop")))
 def test_losses_in_double_precision_are_those_of_python(name, tmp_path):
     data, start = stream(300), "learner->saved.last = -1;"
@@ -163,6 +165,7 @@ def test_a_saved_learner_continues_with_the_same_bits(tmp_path):
     assert learner.init(exported("hawk").weights) == learner.init(saved) == BAD_INPUT
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", some_of(["memora", "rmsprop", "sgd", "ngrams", "ngrams and adamw"], ("ngrams and adamw",))
 )
@@ -182,6 +185,7 @@ def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_of(["memora", "sgd", "ngrams", "small counts", "complex"], ("small counts",)))
 def test_matrices_in_fixed_point_learn_and_move_to_python(name, tmp_path):
     text = export(build_model(name), *(CASES | COUNTED)[name][2:], numbers="int16")
@@ -224,6 +228,7 @@ def test_a_count_memory_learns_as_in_python_bit_for_bit(name, tmp_path):
     assert hf.save_c_state(python)[20:] == content[20:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_of(COUNTED, ("counts",)))
 def test_counts_and_network_learn_together_and_move_to_python(name, tmp_path):
     learner, python = counted_learners(tmp_path, name, zero_network=False)
@@ -331,6 +336,7 @@ int main(void) {
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

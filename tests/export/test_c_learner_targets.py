@@ -82,6 +82,7 @@ def losses(folder, compiler, *arguments) -> np.ndarray:
     return parse(done.stdout)
 
 
+@pytest.mark.long
 @needs_compiler
 @needs_cortex
 @pytest.mark.parametrize("part", some_of(CORTEX, ("cortex-m4",)))

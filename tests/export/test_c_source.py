@@ -165,6 +165,7 @@ def run(command: list[str], folder, **options) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(3)
 @needs_compiler
 @pytest.mark.parametrize(
     "name",
@@ -336,6 +337,7 @@ def test_real_values_and_weights_in_a_file(name, tmp_path):
     run([COMPILER, *STRICT, "-c", "step.c"], tmp_path)
 
 
+@pytest.mark.long
 def test_weights_of_another_model_are_not_those_of_the_code():
     (_, program, _), (_, other, _) = build("memora"), build("lru")
     names = [StepModule(build(name)[0]).state_names for name in ("memora", "lru")]

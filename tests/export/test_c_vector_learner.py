@@ -58,6 +58,7 @@ def test_scores_and_predictions_are_those_of_python(optimizer, tmp_path):
         np.testing.assert_allclose(learner.predict("INPUTS"), python.predict(), rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", RATES)
 def test_scores_in_double_precision_are_those_of_python(optimizer, tmp_path):
     data, python = series(60), build(optimizer)
@@ -67,6 +68,7 @@ def test_scores_in_double_precision_are_those_of_python(optimizer, tmp_path):
     np.testing.assert_allclose(learner.read(data), [score for score in expected if score], rtol=1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("size", [0, 1, 20])
 def test_a_state_moves_between_c_and_python_bit_for_bit(optimizer, size, tmp_path):
@@ -83,6 +85,7 @@ def test_a_state_moves_between_c_and_python_bit_for_bit(optimizer, size, tmp_pat
     assert other.learn(data[28])[1] == pytest.approx(python.learn(data[28]), rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("short", "size"), [("bfloat16", 0.75), ("int16", 0.6)])
 def test_numbers_of_16_bits_learn_as_well_and_move_to_python(short, size, tmp_path):
     texts = {numbers: c_vector_learner(build(), "tiny", numbers) for numbers in ("float32", short)}

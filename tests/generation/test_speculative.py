@@ -42,6 +42,7 @@ def assert_same_state(actual, expected, tolerance):
         assert not tensor.numel() or relative_difference(actual[name], tensor) <= tolerance
 
 
+@pytest.mark.sampled(4)
 @each_variant
 @pytest.mark.parametrize("draft_tokens", [1, 4])
 def test_greedy_text_and_state_are_those_of_generate(variant, draft_tokens):
@@ -196,6 +197,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.7}])
 @pytest.mark.parametrize("lookup", [False, True])
 def test_rejection_keeps_the_distribution(options, lookup):

@@ -196,6 +196,7 @@ def classes_of_its_own(directory):
     change_json(directory / "tokenizer_config.json", auto_map={"AutoTokenizer": ["hostile.A", None]})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", [pickles_beside_the_weights, a_custom_generate, classes_of_its_own])
 def test_what_is_not_needed_is_not_executed(checkpoint, place, capsys):
     place(checkpoint)

@@ -168,6 +168,7 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
     assert torch.equal(model.generate(**options), expected)
 
 
+@pytest.mark.long
 @needs_kernel
 def test_threads_generate_what_each_generates_alone(commands, tmp_path):
     """In a process of its own, because memory that threads wrongly share ends in a crash."""
@@ -357,6 +358,7 @@ def test_vectors_changed_in_place_count_at_the_next_step(variant):
     assert relative_difference(logits, model(input_ids).logits) < 1e-5
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @each_variant
 @torch.no_grad()
@@ -377,6 +379,7 @@ def test_each_parameter_changed_in_place_counts_at_the_next_step(variant):
     assert is_compiled(model)
 
 
+@pytest.mark.sampled(4)
 @needs_kernel
 @pytest.mark.parametrize(("weights", "tolerance"), [("bfloat16", 0.02), ("int8", 0.03)])
 @each_variant

@@ -123,6 +123,7 @@ def test_long_sequences(memory):
     assert_close(outputs, exact, 1e-7)  # the exact gradients are tied to finite differences in test_linear_scan.py
 
 
+@pytest.mark.sampled(3)
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize("width", [37, 1024])  # the wide one is written past the cache
@@ -164,6 +165,7 @@ def test_conversions_of_narrow_types(dtype, level):
     assert torch.equal(h[0, 0].nan_to_num(7), state[0].to(dtype).nan_to_num(7))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 @pytest.mark.parametrize("width", [768, 771])  # rows of whole cache lines and others
 def test_large_results_are_those_of_small_pieces(width, dtype, level, monkeypatch):

@@ -63,6 +63,7 @@ def recordings() -> set[int]:
     return {id(one) for one in gc.get_objects() if type(one).__name__ in ("BlockTrace", "_UnitBlock")}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("unit", sorted(set(RECURRENT_UNITS) - set(DENSE)))
 def test_every_element_wise_unit_learns_by_rtrl(unit):
     check(build(recurrent_unit=unit), "rtrl", 5)

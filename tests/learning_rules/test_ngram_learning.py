@@ -20,6 +20,7 @@ def learner(rule="rtrl", plain=False, **settings):
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("stride", [1, 4])
 def test_the_compiled_block_learns_what_plain_torch_learns(rule, stride):

@@ -86,6 +86,7 @@ def in_blocks(model, stride, engine=None, streams=STREAMS):
     return gradients(model), carried
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_one_recurrent_layer_is_exact_at_any_stride(case):
     model = model_of(case)

@@ -57,6 +57,7 @@ def in_one_pass(model, name, **options):
     return gradients(model), output
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in SEQUENCE_RULES if name != "bptt"])
 @pytest.mark.parametrize("case", CASES)
 def test_one_pass_is_byte_by_byte(case, name):

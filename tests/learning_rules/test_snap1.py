@@ -145,6 +145,7 @@ def test_outputs_are_the_true_ones_also_with_padding(name):
     torch.testing.assert_close(learned, torch.autograd.grad(shorter[0, -1].sum(), weight))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ELEMENT_WISE)
 def test_element_wise_units_learn_exactly(name):
     model = model_of(f"hawk+{name}" if name == "rg_lru" else f"memora+{name}", num_hidden_layers=2)

@@ -335,6 +335,7 @@ def test_the_file_may_be_loaded_twice(monkeypatch):
         assert torch.equal(compiled(*inputs[:4])[0], linear_scan(*inputs[:4])[0])
 
 
+@pytest.mark.long
 def test_importing_brings_in_no_compiler():
     """Without the package's other modules, since transformers' own import Triton where it is installed."""
     program = """

@@ -182,6 +182,7 @@ def test_cuts_of_the_source_change_nothing(settings):
     assert same(whole, cut)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings",
     [

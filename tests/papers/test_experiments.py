@@ -80,6 +80,7 @@ def corpus(tmp_path, monkeypatch):
     return str(texts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", some_of(EXPERIMENTS, sorted(EXPERIMENTS)[::5]))
 def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch):
     # The garbage collection at the start of the Trainer would take most of the time of a few steps.

@@ -75,6 +75,7 @@ def test_sensitivities_are_those_of_the_rule(arguments, unit, method):
     assert (memory.sensitivities > 0) == (method != "truncated") and memory.activations > 0
 
 
+@pytest.mark.long
 def test_what_lowers_memory(arguments):
     counter = MemoryCounter(lambda: build(num_hidden_layers=3), arguments)
     setting = dataclasses.replace(SETTING, streams=16, block_size=64, stride=64, processes=4)

@@ -23,6 +23,7 @@ def gpu_report(monkeypatch):
     return gpu_report
 
 
+@pytest.mark.long
 def test_parts_that_fail_hang_or_are_killed_leave_the_others(gpu_report, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_report, "PARTS", {name: gpu_report.Part(1, "") for name in PROGRAMS})
     monkeypatch.setattr(gpu_report, "part_words", lambda name, _: [sys.executable, "-c", PROGRAMS[name]])

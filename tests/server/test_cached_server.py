@@ -62,6 +62,7 @@ def test_a_restarted_server_goes_on_bit_for_bit_and_reads_nothing_again(family, 
     assert cached == [0, *(length - 1 for length in lengths[:-1])]  # the last token of an answer was never read
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["mamba", "mamba2", "recurrent_gemma", "bamba"])
 def test_blocks_on_a_cpu_are_the_same_bit_for_bit_and_read_the_last_answer_again(family, tmp_path):
     cached, lengths = check_restarts(cached_model(family), tmp_path, 8)

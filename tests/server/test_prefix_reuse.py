@@ -69,6 +69,7 @@ def same(first: Job, second: Job) -> bool:
     )
 
 
+@pytest.mark.sampled(2)
 def test_answers_and_states_are_those_of_a_cold_run(model, tmp_path, monkeypatch):
     """Texts grow, branch and repeat, several at a time, with restarts and evictions; states are equal bit for bit."""
     monkeypatch.setattr("hf_recurrent.server.prefix_reuse._SPACING", 100)
@@ -175,6 +176,7 @@ def test_scores_are_of_all_tokens():
     scheduler.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_common_beginning_is_read_once_by_jobs_that_begin_together(model, is_cut):
     """Also where the job that reads it is cancelled meanwhile."""

@@ -10,6 +10,7 @@ SIZES = {"hidden_size": 48, "state_size": 64, "intermediate_size": 80}
 TABLES = {"ngram_orders": [2, 3], "ngram_rows": 64, "count_memory_slots": 256}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(training_module() is None, reason="the kernel was not built")
 @pytest.mark.parametrize(("preset", "fields"), [("memora-tiny", TABLES), ("hawk-tiny", {})])
 def test_training_does_not_depend_on_the_number_of_threads(preset, fields, tmp_path):

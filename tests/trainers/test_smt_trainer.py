@@ -142,6 +142,7 @@ def test_a_perfect_student_has_no_drift():
     assert metrics["rollout_loss"] == pytest.approx(metrics["teacher_loss"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_smt_learns_retrieval_and_dmt_lowers_the_drift(tmp_path):
     task = Retrieval(length=5, vocab_size=4, num_validation_examples=128)
     pair = tiny_pair(vocab_size=4)

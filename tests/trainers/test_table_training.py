@@ -98,6 +98,7 @@ def test_a_resumed_run_takes_a_new_rate(whole, tmp_path):
     assert not any(group.get("weight_decay") for group in optimizer_of(trainer).param_groups)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -49,6 +49,7 @@ def test_a_classifier_of_fake_tensors():
         model(ids, attention_mask=ids, labels=ids[:, 0]).loss.backward()
 
 
+@pytest.mark.long
 def test_shards_are_initialised_and_saved_with_our_code(tmp_path, commands):
     program = Path(__file__).with_name("sharding_program.py")
     done = commands.python([program, tmp_path], tmp_path)

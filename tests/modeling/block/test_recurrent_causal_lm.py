@@ -217,6 +217,7 @@ def test_bfloat16_keeps_the_state_in_float32(family, how):
     assert relative_difference(output.logits.float(), expected.logits) < 0.05
 
 
+@pytest.mark.sampled(3)
 @each_family
 def test_compiles_as_one_graph_once_for_all_blocks(family):
     torch._dynamo.reset()

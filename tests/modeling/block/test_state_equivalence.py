@@ -49,6 +49,7 @@ def assert_same(actual, expected, tolerance):
             assert relative_difference(actual[part][name], tensor) <= tolerance, name
 
 
+@pytest.mark.sampled(4)
 @each_variant
 @each_dtype
 def test_single_bytes_equal_the_whole(variant, dtype):

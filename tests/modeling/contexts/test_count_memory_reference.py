@@ -138,6 +138,7 @@ def test_wide_links_far_from_the_start():
     check(trained(), shape, states, Rates(), new_block(1, targets=True, resets=0, seed=3))
 
 
+@pytest.mark.sampled(3)
 @needs_kernel
 @pytest.mark.parametrize("kind", some_of([*KINDS, "brackets"], ("code", "brackets")))
 @pytest.mark.parametrize("rates", [Rates(), LEARNING, Rates(inserts=True, learns=True)])
@@ -232,6 +233,7 @@ def recorded(shape):
 all_kinds = pytest.mark.parametrize("shape", [SHAPE, LARGE, SMALL], ids=["usual", "large", "small"])
 
 
+@pytest.mark.long
 @needs_kernel
 @all_kinds
 @pytest.mark.parametrize("build", BUILDS)

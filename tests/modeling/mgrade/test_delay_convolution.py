@@ -204,6 +204,7 @@ def test_transforms_do_not_drown_small_values():
     assert relative_difference(outputs[0, 41:], signal[0, 1:20]) < 1e-5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["learned, far", "many taps", "learned"])
 def test_compiles_as_one_graph_with_resets(case):
     module = convolution(case)

@@ -114,6 +114,7 @@ def test_dilation_grows_with_depth_only_where_it_should():
     assert config("learned", receptive_field=None, dilation=5).receptive_fields() == [15, 15, 15]
 
 
+@pytest.mark.sampled(4)
 @each_case
 @each_dtype
 @pytest.mark.parametrize("cuts", [range(1, STEPS), [7, 19], [1, 2, 30]], ids=["steps", "chunks", "uneven"])

@@ -232,6 +232,7 @@ def test_parameters_of_selective_copying(unit, parameters):
     assert MemoraForCausalLM(config).num_parameters() == parameters
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_saves_loads_and_learns(unit, tmp_path):
     torch.manual_seed(0)
