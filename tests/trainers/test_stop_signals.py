@@ -117,7 +117,6 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, environment):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
 def test_the_lock_ends_with_its_process(tmp_path, commands):
     child = commands.start(run_python, [PROGRAM, os.fspath(tmp_path), "8", "1", "--slow"])
     wait_for(lambda: list_checkpoints(tmp_path))
