@@ -64,6 +64,7 @@ def installed(wheel, tmp_path_factory):
     return target
 
 
+@pytest.mark.long
 def test_the_wheel_has_one_top_level_name_and_every_file_for_users(wheel, record_property):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
@@ -105,6 +106,7 @@ print(hf_recurrent.__file__)
     assert done.stdout.startswith(str(installed)), done.stderr
 
 
+@pytest.mark.long
 def test_without_experiments_the_command_says_how_to_get_them(installed, tmp_path):
     code = """
 import sys
@@ -121,6 +123,7 @@ main(["reproduce", "--help"])
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_of(("MemoraForCausalLM", "HawkModel", "MultiStreamTrainer"), ("HawkModel",)))
 def test_a_public_name_may_be_the_first_import(tmp_path, name, bare_python):
     environment = {"PYTHONPATH": str(ROOT)}

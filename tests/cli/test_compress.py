@@ -134,6 +134,7 @@ def run(commands, tmp_path):
     return lambda *words, **options: commands.run(words, tmp_path, text=False, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", [[], ["--learn", "memora-tiny"]], ids=["counts", "network"])
 def test_pipes(words, file, tmp_path, run):
     packed = run("compress", *words, "-", data=TEXT)

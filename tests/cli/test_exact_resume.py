@@ -56,6 +56,7 @@ def records(directory):
     return {record["bytes_read"]: record for record in found}  # the last one again, if the end was read twice
 
 
+@pytest.mark.long
 def test_learn(model):
     arguments = [model, "--source", "text", "--stride", "4", "--learning_rate", "1e-2", "--quiet", "--resume"]
     arguments += ["--report_every", "50", "--save_every", "200", "--output_dir"]

@@ -109,6 +109,7 @@ def test_wrong_arguments(arguments, message, checkpoint, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["pathlib.Path.write_bytes", "pathlib.Path.write_text"])
 def test_a_full_disk_names_the_folder(target, checkpoint, tmp_path, monkeypatch, capsys):
     def fail(*arguments, **options):

@@ -27,11 +27,13 @@ def imported(*words: str, cwd) -> list[str]:
 
 
 # transformers has its own help; evaluate --help needs its parser.
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"transformers", "lm-eval", "evaluate"}))
 def test_help_imports_no_torch(command, tmp_path):
     assert imported(command, "--help", cwd=tmp_path) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -198,6 +198,7 @@ def test_as_real_processes(line):
     check_sentence(result.returncode, result.stderr, dict(MISTAKES)[line])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["--help", "env"])

@@ -27,6 +27,7 @@ def test_a_plan_that_fits(capsys):
     assert status == 0 and "It fits:" in out.out and "measured here:" in out.out and "1,000,000 bytes take" in out.out
 
 
+@pytest.mark.long
 def test_a_plan_that_does_not_fit_names_changes(capsys):
     layers = "--config_overrides hidden_size=32 state_size=16 num_hidden_layers=3"
     status, out = run(capsys, f"--memory 150kB --processes 8 --block_size 64 --per_device_train_batch_size 2 {layers}")

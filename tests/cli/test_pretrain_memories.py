@@ -22,6 +22,7 @@ def corpus(tmp_path):
     return str(tmp_path / "*.txt")
 
 
+@pytest.mark.long
 def test_both_phases_in_one_command_and_the_second_again(tmp_path, corpus, capsys):
     output = tmp_path / "run"
     main([*SMT, "--corpus", corpus, "--output_dir", str(output), "--dmt_steps", "2"])

@@ -75,6 +75,7 @@ def forward(path: str, data: bytes) -> list[float]:
     return log.gather(1, torch.tensor([*data[1:], 0])[:, None])[:, 0].tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block_size", [1, 7, 4096])
 def test_bytes_equal_one_forward_pass_in_float64(model, files, block_size, capsys):
     rows = rows_of(capsys, model, *files, "--per", "byte", "--dtype", "float64", "--block_size", block_size)

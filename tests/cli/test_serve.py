@@ -138,6 +138,7 @@ def test_two_servers_do_not_share_sessions(checkpoint, tmp_path, capsys):
     assert "which another running process writes to" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_several_processes_share_stored_responses_and_outlive_one_another(checkpoint, tmp_path):
     """One of three is killed under load: no answer is wrong, and the conversation goes on in any of them."""
     options = ("--processes", "3", "--chat_template", "default", "--session_dir", str(tmp_path))

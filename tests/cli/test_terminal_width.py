@@ -54,6 +54,7 @@ def test_pretrain(trained):
     assert any("5 documents" in line and "1 document, " in line for line in trained)
 
 
+@pytest.mark.long
 def test_next_commands_work_with_a_prompt_of_the_corpus(trained, run):
     following = trained[next(place for place, line in enumerate(trained) if line.endswith("Next:")) + 1 :]
     generate, evaluate, push = (line.strip() for line in following if line.startswith("  hf-recurrent"))

@@ -147,7 +147,7 @@ def weights(directory):
     return load_file(Path(directory, "model.safetensors"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["bptt", "rtrl"])
 def test_a_unit_in_a_file_is_trained_and_resumed(method, capsys):
     train = ["pretrain", *TRAIN, "--corpus", "notes", "--method", method]
@@ -170,6 +170,7 @@ def test_a_unit_in_a_file_is_trained_and_resumed(method, capsys):
         assert torch.equal(tensor, weights("half")[name]), name
 
 
+@pytest.mark.long
 def test_all_commands_take_the_file_or_the_trusted_code_of_the_checkpoint(capsys):
     main(["pretrain", *TRAIN, *OWN, "--corpus", "notes", "--max_steps", "1", "--output_dir", "whole"])
     commands = (

@@ -47,6 +47,7 @@ def test_precision_among_the_highest():
     assert precision_at([3, 2, 1], [1, 0, 1], 2) == 0.5 and math.isnan(precision_at([3], [0], 0))
 
 
+@pytest.mark.long
 def test_lines_are_evaluated(capsys):
     lines, labels = labelled_lines()
     write("a.log", lines)

@@ -186,6 +186,7 @@ def test_processes_and_accumulation_groups_show_the_same_streams(dataset_class, 
     assert dataset.step_bytes == 8 * block_size
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [2, 5000])

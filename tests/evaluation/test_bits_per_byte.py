@@ -53,6 +53,7 @@ def oracle(model, episodes, end_token_id, window=None) -> tuple[float, list[list
     return math.fsum(map(math.fsum, every)), every
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("num_streams", "block_size"), [(1, 1000), (1, 1), (3, 7), (8, 64), (20, 33)])
 def test_any_streams_and_blocks_give_the_oracle(model, corpus, num_streams, block_size):
     nats, _ = oracle(model, corpus, 0)

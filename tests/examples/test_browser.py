@@ -182,6 +182,7 @@ def test_edits_anywhere_give_the_bits_of_the_whole_text(page, model):
     check_bits(model, content, bits)
 
 
+@pytest.mark.long
 def test_greedy_bytes_are_those_of_generate(page, model):
     page.write("import os")
     page.generate(60)
@@ -206,6 +207,7 @@ def test_a_seed_repeats_its_text(page):
     assert page.status("error") == "Temperature must be a number from 0 to 10."
 
 
+@pytest.mark.long
 def test_a_saved_state_continues_the_text(page, model, site, tmp_path):
     from hf_recurrent.export.exported_step import ExportedStep
 

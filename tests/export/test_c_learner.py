@@ -214,6 +214,7 @@ def counted_learners(folder, name, *, zero_network):
     return CompiledLearner(c_learner(python.model, learner_setting(python), "tiny"), folder), python
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_of(COUNTED, ("small counts",)))
 def test_a_count_memory_learns_as_in_python_bit_for_bit(name, tmp_path):
     learner, python = counted_learners(tmp_path, name, zero_network=True)
@@ -255,6 +256,7 @@ def record_next(learner, byte):
     return losses[-1]
 
 
+@pytest.mark.long
 def test_damaged_states_are_refused_by_python(tmp_path):
     learner, (_, python) = Learner("memora", tmp_path), python_losses("memora", b"some text")
     saved, own = learner.save(), hf.save_c_state(python)

@@ -367,6 +367,7 @@ def test_digits_on_a_cortex_m(tmp_path, record_property):
     torch.testing.assert_close(parse(text, name), emulate(name), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.long
 def test_a_folder_holds_the_file_and_its_card(tmp_path):
     model = build("memora")[0]
     specification = save_exported_step(model, tmp_path / "c", runtime="c", tokenizer=hf.ByteTokenizer())

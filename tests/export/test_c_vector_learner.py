@@ -47,6 +47,7 @@ def series(size, inputs=2):
     return waves.astype(np.float32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", RATES)
 def test_scores_and_predictions_are_those_of_python(optimizer, tmp_path):
     data, learner, python = series(60), CompiledLearner(exported(optimizer), tmp_path), build(optimizer)

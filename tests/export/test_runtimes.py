@@ -22,6 +22,7 @@ def export(model, folder, runtime, weights=None):
     return ExportedStep(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("runtime", "case"),
     [

@@ -24,6 +24,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.long
 def test_everything_works_without_the_kernel(bare_python, tmp_path):
     code = """
 import torch

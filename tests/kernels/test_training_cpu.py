@@ -76,6 +76,7 @@ def test_rounded_products_keep_numbers_that_are_not_finite(number):
     assert to.isfinite().all(-1).tolist() == [True, False, True]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "rounded"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_products_do_not_depend_on_threads(dtype, rounded, threads):

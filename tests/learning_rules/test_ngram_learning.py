@@ -105,6 +105,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert torch.equal(table, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [True, False])
 def test_compression_learns_tables(compiled):
     if compiled:

@@ -61,6 +61,7 @@ def test_samples(run, counted_run):
     assert rows[0][1:3] == ["3", "100.0%"] and rows[3][2] == "0.0%"
 
 
+@pytest.mark.long
 def test_counts(run, tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.py").write_text("\n".join(f"value_{number}_{each} = {each}" for each in range(400)))
@@ -90,6 +91,7 @@ def test_memory_growth(run, capsys):
     run("benchmark_memory_growth", "learn", *sizes, "--stride", "64")
 
 
+@pytest.mark.long
 def test_scan(run, monkeypatch):
     arguments = ["--shape", "2x8x16", "--backends", "torch", "torch-loop", "--repetitions", "1"]
     ours, peer = run("benchmark_scan", *arguments)

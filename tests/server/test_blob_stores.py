@@ -181,6 +181,7 @@ def wait_for_writer(server: Client) -> None:
     time.sleep(0.1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("address", ["directory", "fsspec", pytest.param("redis", marks=needs_redis)], indirect=True)
 def test_servers_start_from_each_others_states(address):
     text = "It was a dark night, and the rain fell in torrents. " * 8

@@ -54,6 +54,7 @@ def test_the_answer_is_that_of_generate(served):
     assert text == TEXT.decode_bytes(generated(model, PROMPT, 40)).decode(errors="replace")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family", [pytest.param(each, marks=() if each in ("mamba2", "bamba") else pytest.mark.long) for each in FAMILIES]
 )

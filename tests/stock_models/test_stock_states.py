@@ -87,6 +87,7 @@ def test_gradients_reach_back_to_the_given_state(pair):
     assert all(gradient is not None and gradient.abs().max() > 0 for gradient in used.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cuts", [CUTS, (STEPS,), (55, 55)])
 def test_a_reset_anywhere_begins_a_new_episode(pair, cuts):
     stock, model = pair

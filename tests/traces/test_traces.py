@@ -70,6 +70,7 @@ def test_bits_are_compared():
         pytest.skip(f"numbers are compared to 1e-4 only, because the machine is another one: {CHANGED}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SAVED)
 def test_saved_run_continues_as_recorded(name, tmp_path):
     """Files of an earlier version, read by this one."""

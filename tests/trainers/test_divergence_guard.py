@@ -70,6 +70,7 @@ def whole(request, tmp_path_factory):
     return trainer, online, limit
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "factor", "words"),
     [

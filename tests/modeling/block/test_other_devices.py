@@ -28,6 +28,7 @@ def test_the_meta_device(family):
         assert model(torch.ones(2, 1, dtype=torch.long, device="meta"), state=output.state).logits.is_meta
 
 
+@pytest.mark.sampled(3)
 @each_family
 @pytest.mark.parametrize("built_inside", [True, False])
 def test_fake_tensors(family, built_inside):

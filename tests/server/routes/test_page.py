@@ -239,6 +239,7 @@ def test_a_person_enters_the_key(server, browser):
     assert page.tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 
+@pytest.mark.long
 @needs_chromium
 def test_it_learns_what_it_reads_many_times(browser, tmp_path):
     settings = LearnerSettings(stride=8, learning_rate=1e-3)
