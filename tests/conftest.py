@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections import Counter
+import zlib
+from collections import defaultdict
 
 import hypothesis
 import pytest
@@ -31,17 +32,28 @@ _ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(config, items):
-    cases = Counter()
+    _sample(items)
     for item in items:
-        if sampled := item.get_closest_marker("sampled"):
-            if cases[item.function] % sampled.args[0]:
-                item.add_marker(pytest.mark.long)
-            cases[item.function] += 1
         marker = next((name for name in _ON_REQUEST if item.get_closest_marker(name)), None)
         if marker and marker not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason=f"{_ON_REQUEST[marker]}: pytest -m {marker}"))
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+def _sample(items):
+    """Leave most cases of a test marked `sampled` to the long run."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.function].append(item)
+    for same in cases.values():
+        every = same[0].get_closest_marker("sampled").args[0]
+        # A stride over the order of parameters would always miss the same values.
+        same.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for place, item in enumerate(same):
+            if place % every:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(wrapper=True)

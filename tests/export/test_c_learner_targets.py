@@ -85,8 +85,8 @@ def losses(folder, compiler, *arguments) -> np.ndarray:
 @pytest.mark.long
 @needs_compiler
 @needs_cortex
-@pytest.mark.parametrize("part", some_of(CORTEX, ("cortex-m4",)))
-@pytest.mark.parametrize("name", some_of(CASES | COUNTED, ("rmsprop",)))
+@pytest.mark.parametrize("part", CORTEX)
+@pytest.mark.parametrize("name", CASES | COUNTED)
 def test_it_learns_on_a_cortex_m_as_on_this_machine(name, part, tmp_path, record_property):
     write_program(name, tmp_path)
     strict = [CORTEX_COMPILER, *STRICT, *CORTEX[part], "-O2", "-fno-math-errno", "-ffreestanding", "-c", "tiny.c"]

@@ -165,12 +165,11 @@ def run(command: list[str], folder, **options) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(3)
 @needs_compiler
 @pytest.mark.parametrize(
     "name",
     [
-        *some_of(MODELS, ("memora", "hawk", "mgrade")),
+        *some_of(MODELS, ("memora", "hawk")),
         *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CASES),
     ],
 )

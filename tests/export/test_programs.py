@@ -26,7 +26,6 @@ def test_a_step_is_that_of_the_model(case):
 
 
 @pytest.mark.long
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", cases("mgrade", "memora+indrnn"))
 def test_a_block_is_that_of_the_model(case):
     model = build(case).double()

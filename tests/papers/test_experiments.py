@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from breadth import some_of
 
 from papers import EXPERIMENTS, load_experiment
 from papers.engine.experiment import Experiment
@@ -80,8 +79,8 @@ def corpus(tmp_path, monkeypatch):
     return str(texts)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", some_of(EXPERIMENTS, sorted(EXPERIMENTS)[::5]))
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch):
     # The garbage collection at the start of the Trainer would take most of the time of a few steps.
     monkeypatch.setattr("gc.collect", lambda *generation: 0)
