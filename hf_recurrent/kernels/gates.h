@@ -10,29 +10,32 @@ INLINE TARGET REAL NAME(scale_of)(REAL variance, REAL eps)
     return 1 / MATH(sqrt)(variance + eps);
 }
 
-/* GeLU and its derivative: x Φ(x) and Φ(x) + x φ(x). */
-INLINE TARGET VECTOR NAME(gelu_and_slope)(VECTOR x, VECTOR *slope)
+/* 1 / x and 1 / sqrt(x) of positive numbers, where neither these nor the results are denormal: an estimate of 14 bits
+ * and a step of Newton's method, because a division of a vector takes 16 cycles. */
+#if IS_FLOAT && LEVEL_NUMBER == 2
+INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
 {
-#if IS_FLOAT
-    VECTOR y = (VECTOR)((INTEGERS)x & INT32_MAX), power, unused, above, below; /* |x| */
-    NAME(at_most)(&y, 13);
-    const VECTOR square = y * y * -0.5f;
-    NAME(exponential)(&square, &power, &unused);
-    NAME(normal_tail)(y, &above, &below);
-    const VECTOR tail = power * above / below; /* Φ(-|x|) */
-    const VECTOR share = SELECT(x < ALL(0), tail, 1 - tail);
-    *slope = share + x * power * 0.3989422804f;
-    return x * share;
-#else
-    VECTOR opened;
-    for (int i = 0; i < LANES; i++) {
-        const REAL share = (REAL)0.5 * MATH(erfc)(-x[i] * (REAL)M_SQRT1_2);
-        opened[i] = x[i] * share;
-        (*slope)[i] = share + x[i] * MATH(exp)(-x[i] * x[i] / 2) * (REAL)0.39894228040143267794;
-    }
-    return opened;
-#endif
+    const VECTOR y = (VECTOR)_mm512_rcp14_ps((__m512)x);
+    return y + y * (1 - x * y);
 }
+
+INLINE TARGET VECTOR NAME(reciprocal_root)(VECTOR x)
+{
+    const VECTOR y = (VECTOR)_mm512_rsqrt14_ps((__m512)x);
+    return y + y * 0.5f * (1 - x * y * y);
+}
+#else
+INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
+{
+    return 1 / x;
+}
+
+INLINE TARGET VECTOR NAME(reciprocal_root)(VECTOR x)
+{
+    NAME(square_root)(&x);
+    return 1 / x;
+}
+#endif
 
 #define TOGETHER 4 /* rows whose sums are added up side by side, because each addition waits for the one before */
 
@@ -87,7 +90,7 @@ TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first,
             WRITE_ROW(to);
             const REAL *m = (const REAL *)one->moments + row * 6;
             EACH_VECTOR
-                PUT(to, NAME(gelu_of)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
+                PUT(to, NAME(opened_by)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
         }
         NAME(moments)(stop - begin, width, (const REAL *)one->to + begin * width, eps, moments + 4);
         for (int64_t row = begin; row < stop; row++) {
@@ -113,7 +116,7 @@ TARGET static void NAME(gated_norm_backward)(const struct gated_norm *one, int64
         EACH_VECTOR {
             const VECTOR normed = (OF(value) - m[2]) * m[3], of_output = OF(grad);
             VECTOR slope;
-            const VECTOR opened = NAME(gelu_and_slope)((OF(gate) - m[0]) * m[1], &slope);
+            const VECTOR opened = NAME(opened_and_slope)((OF(gate) - m[0]) * m[1], &slope);
             sums[0] += of_output;
             sums[1] += of_output * NAME(only)((opened * normed - m[4]) * m[5], left);
             PUT(grad_value, opened);
@@ -155,7 +158,7 @@ TARGET static void NAME(gated_gelu)(const struct gated_norm *one, int64_t first,
         READ_ROW(value);
         WRITE_ROW(to);
         EACH_VECTOR
-            PUT(to, NAME(gelu_of)(OF(gate)) * OF(value));
+            PUT(to, NAME(opened_by)(OF(gate)) * OF(value));
     }
 }
 
@@ -170,7 +173,7 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
         WRITE_ROW(grad_value);
         EACH_VECTOR {
             VECTOR slope;
-            const VECTOR opened = NAME(gelu_and_slope)(OF(gate), &slope), of_output = OF(grad);
+            const VECTOR opened = NAME(opened_and_slope)(OF(gate), &slope), of_output = OF(grad);
             PUT(grad_value, of_output * opened);
             PUT(grad_gate, of_output * OF(value) * slope);
         }
@@ -184,8 +187,9 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
 /* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
 INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
 {
-    const VECTOR gate = NAME(sigmoid_of)(z), log_decay = -rate * gate;
-    VECTOR less_one;
+    VECTOR less_one, opposite = -z;
+    NAME(exponential)(&opposite, power, &less_one);
+    const VECTOR gate = NAME(reciprocal)(1 + *power), log_decay = -rate * gate;
     NAME(exponential)(&log_decay, power, &less_one);
     *squared = -less_one * (1 + *power); /* 1 - r² = (1 - r) (1 + r), without loss where r → 1 */
     return gate;
@@ -197,8 +201,7 @@ INLINE TARGET VECTOR NAME(scaled_inputs)(VECTOR z, VECTOR rate, VECTOR input_gat
     VECTOR gamma;
     NAME(decay)(z, rate, power, &gamma);
     NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-    NAME(square_root)(&gamma);
-    return gamma * input_gate * inputs;
+    return gamma * NAME(reciprocal_root)(gamma) * input_gate * inputs;
 }
 
 /* Gradients from those of the scaled inputs and of the decay: of z, input_gate and inputs; returns -1 times the rate's. */
@@ -208,14 +211,14 @@ INLINE TARGET VECTOR NAME(coefficient_gradients)(
 {
     VECTOR squared;
     const VECTOR gate = NAME(decay)(z, rate, power, &squared);
-    VECTOR gamma = squared;
-    NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-    NAME(square_root)(&gamma);
+    VECTOR bounded = squared;
+    NAME(at_least)(&bounded, SMALLEST_SQUARED_GAMMA);
+    const VECTOR by_gamma = NAME(reciprocal_root)(bounded), gamma = bounded * by_gamma;
     *of_input_gate = of_scaled * gamma * inputs;
     *of_inputs = of_scaled * gamma * input_gate;
     /* dγ / d log r = -r² / γ */
     const VECTOR of_gamma = SELECT(
-        squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * input_gate * inputs * *power / gamma);
+        squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * input_gate * inputs * *power * by_gamma);
     const VECTOR of_log_decay = (of_decay - of_gamma) * *power * gate;
     *of_z = of_log_decay * rate * (gate - 1);
     return of_log_decay;

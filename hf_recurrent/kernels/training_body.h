@@ -2,6 +2,7 @@
 #include "vectors.h"
 #include "vector_functions.h"
 #include "products.h"
+#include "gelu.h"
 #include "gates.h"
 #include "losses.h"
 #include "tables.h"

@@ -12,6 +12,8 @@ INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
     const VECTOR bound = ALL(least);
 #if IS_FLOAT && LEVEL_NUMBER == 1
     *x = (VECTOR)_mm256_max_ps((__m256)bound, (__m256)*x);
+#elif IS_FLOAT && LEVEL_NUMBER == 2
+    *x = (VECTOR)_mm512_max_ps((__m512)bound, (__m512)*x);
 #else
     *x = SELECT(*x < bound, bound, *x);
 #endif
@@ -22,6 +24,8 @@ INLINE TARGET void NAME(at_most)(VECTOR *x, REAL most)
     const VECTOR bound = ALL(most);
 #if IS_FLOAT && LEVEL_NUMBER == 1
     *x = (VECTOR)_mm256_min_ps((__m256)bound, (__m256)*x);
+#elif IS_FLOAT && LEVEL_NUMBER == 2
+    *x = (VECTOR)_mm512_min_ps((__m512)bound, (__m512)*x);
 #else
     *x = SELECT(*x > bound, bound, *x);
 #endif
