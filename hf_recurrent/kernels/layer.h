@@ -105,7 +105,8 @@ TARGET static void NAME(gated_recurrence_backward)(const struct gated_recurrence
 
 /* ---- Chains of passes ---- */
 
-TARGET static void NAME(packed_product)(const struct product *one, int rounds, int64_t first, int64_t end)
+TARGET static void NAME(packed_product)(
+    const struct product *one, int rounds, int64_t first, int64_t end, struct NAME(ahead) *ahead)
 {
     STEPS(row, first, end, PART_ROWS) {
         const int64_t stop = LESS(row + PART_ROWS, end);
@@ -116,17 +117,18 @@ TARGET static void NAME(packed_product)(const struct product *one, int rounds, i
         }
 #endif
         (void)rounds;
-        NAME(product)(one, row, stop);
+        NAME(product)(one, row, stop, ahead);
     }
 }
 
-TARGET static void NAME(chain_passes)(const struct chain *chain, int64_t first, int64_t end)
+TARGET static void NAME(chain_passes)(
+    const struct chain *chain, int64_t first, int64_t end, struct NAME(ahead) *ahead)
 {
     for (const struct stage *stage = chain->stages; stage < chain->stages + chain->count; stage++) {
         const void *one = (const char *)chain + stage->argument;
         switch (stage->pass) {
         case PRODUCT:
-            NAME(packed_product)(one, (int)chain->rounds, first, end);
+            NAME(packed_product)(one, (int)chain->rounds, first, end, ahead);
             break;
         case RMS_NORM:
             NAME(rms_norm)(one, first, end);
@@ -162,6 +164,30 @@ INLINE int NAME(take_memory)(uint64_t *taken)
     }
 }
 
+/* The first row of a tile of a part. */
+INLINE int64_t NAME(first_of_tile)(const struct chain *chain, int64_t part, int64_t tile)
+{
+    const int64_t begin = part * chain->part_rows, tiles = UP(LESS(chain->part_rows, chain->rows - begin), CHUNK);
+    return begin + (chain->descends ? tiles - 1 - tile : tile) * CHUNK;
+}
+
+/* What the tile after this one finds in memory; after the last tile of a part, the first one of a part that this thread
+ * will probably take. */
+INLINE struct NAME(ahead) NAME(next_tile)(const struct chain *chain, int64_t part, int64_t tile)
+{
+    const struct given *given = (const struct given *)((const char *)chain + chain->given);
+    struct NAME(ahead) ahead = {.given = given, .end = given + chain->given_count};
+    if (++tile * CHUNK >= LESS(chain->part_rows, chain->rows - part * chain->part_rows))
+        part += chain->threads, tile = 0;
+    if (part * chain->part_rows >= chain->rows) {
+        ahead.given = ahead.end;
+        return ahead;
+    }
+    ahead.first = NAME(first_of_tile)(chain, part, tile);
+    ahead.rows = LESS(CHUNK, chain->rows - ahead.first);
+    return ahead;
+}
+
 TARGET static void NAME(chain_part)(const void *argument, int64_t part)
 {
     struct running_chain *running = (struct running_chain *)argument;
@@ -175,10 +201,11 @@ TARGET static void NAME(chain_part)(const void *argument, int64_t part)
     const int64_t begin = part * chain->part_rows, end = LESS(begin + chain->part_rows, chain->rows);
     const int64_t tiles = UP(end - begin, CHUNK);
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t first = begin + (chain->descends ? tiles - 1 - tile : tile) * CHUNK;
+        const int64_t first = NAME(first_of_tile)(chain, part, tile);
+        struct NAME(ahead) ahead = NAME(next_tile)(chain, part, tile);
         for (const struct local *one = locals; one < locals + chain->local_count; one++)
             words[one->word] = (int64_t)rows + one->at - first * one->row_bytes;
-        NAME(chain_passes)(chain, first, LESS(first + CHUNK, end));
+        NAME(chain_passes)(chain, first, LESS(first + CHUNK, end), &ahead);
     }
     __atomic_fetch_and(&running->taken, ~(1ull << number), __ATOMIC_RELEASE);
 }

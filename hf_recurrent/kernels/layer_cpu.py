@@ -22,7 +22,7 @@ from .thread_count import free_threads, num_threads
 from .training_cpu import _CHUNK, _PANEL, _functions, _library, empty
 
 _LINE = 64  # bytes to which parts of a workspace are aligned
-_HEADER, _PRODUCT = 12, 17  # words of the structs chain and product in training_cpu.c
+_HEADER, _PRODUCT = 14, 17  # words of the structs chain and product in training_cpu.c
 _MOST_THREADS = 63  # a bit for each
 _PASSES = {
     name: number
@@ -109,6 +109,7 @@ def _add_layer(
 ) -> None:
     """The passes of [`layer`] from and to addresses; `k` of the arrays that are kept."""
     w = given.weights
+    chain.reads(sizes.model, given.hidden)
     chain.rms_norm(eps.norm, given.hidden, w.norm, k["normed"], k["scales"])
     for name, weight in _inward(w):
         chain.map(k["normed"], weight, sizes.state, sizes.model, k[name])
@@ -197,6 +198,8 @@ def _add_mlp_backward(
     """
     w, model, inner = given.weights, sizes.model, sizes.inner
     normed, gated = chain.local(model), chain.local(inner)
+    chain.reads(inner, k["mlp_gate"], k["up"])
+    chain.reads(model, s["output"], k["hidden"])
     chain.map_backward(s["output"], w.down, model, inner, gated)
     chain.gated_norm_backward(
         eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"]
@@ -214,6 +217,8 @@ def _add_block_backward(
     """The passes from there to the layer's input; arguments as in [`_add_mlp_backward`]."""
     w, model, state = given.weights, sizes.model, sizes.state
     normed, gated, states = chain.local(model), chain.local(state), chain.local(state)
+    chain.reads(state, k["gate"], k["states"], k["recurrence_gate"], k["input_gate"], k["inputs"])
+    chain.reads(model, s["hidden"], given.hidden)
     chain.map_backward(s["hidden"], w.out, model, state, gated)
     chain.gated_norm_backward(eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states)
     chain.recurrence_backward(
@@ -400,6 +405,7 @@ class _Chain:
         self._panel_at = 0 if is_simulated() else self._panels.data_ptr()
         self._local_bytes = 0
         self._local_widths: dict[int, int] = {}
+        self._given: list[int] = []
 
     def _product(self, depth, width, a, b, b_depth, b_column, to, add, plus) -> None:
         panels = self._panel_at
@@ -451,6 +457,11 @@ class _Chain:
         gates = kept["recurrence_gate"], rate, kept["input_gate"], kept["inputs"]
         return (*sizes, *gates, initial, resets, kept["states"], last)
 
+    def reads(self, width: int, *addresses: int) -> None:
+        """Matrices of `width` columns that the passes find in memory: products ask for the rows of the next tile."""
+        for address in addresses:
+            self._given += (address, width * self._dtype.itemsize)
+
     def local(self, width: int) -> int:
         """In place of an address: memory of each thread for the rows of a tile."""
         found = -1 - self._local_bytes
@@ -477,12 +488,13 @@ class _Chain:
         for place, word in enumerate(body, _HEADER):
             if word < 0:
                 pointers += (place, self._local_widths[word] * item_size, -1 - word)
-        threads, words = min(free_threads(), _MOST_THREADS), locals_at + len(pointers)
+        threads, given_at = min(free_threads(), _MOST_THREADS), locals_at + len(pointers)
+        words = given_at + len(self._given)
         thread_bytes = -(-(8 * words + self._local_bytes) // _LINE) * _LINE
         memory = empty(torch.Size((threads * thread_bytes // item_size,)), self._dtype)
         header = [
             threads, self._sizes.rows, max(self._sizes.steps, _CHUNK), self._descends, self._rounded,
-            8 * (at - 3), 8 * locals_at, len(pointers) // 3, words,
+            8 * (at - 3), 8 * locals_at, len(pointers) // 3, words, 8 * given_at, len(self._given) // 2,
             memory.data_ptr(), thread_bytes, len(self._stages),
         ]  # fmt: skip
-        _CHAINS[self._dtype](_packed([*header, *body, *pointers]))
+        _CHAINS[self._dtype](_packed([*header, *body, *pointers, *self._given]))

@@ -8,14 +8,14 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
-#define LINE 64           /* bytes that memory gives at once */
+#define PACE 32           /* bytes of memory asked for in each step of the sums: a line in two of them */
 #define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
 #define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
 #define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
-/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Each step of
- * the sums asks for a line of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
+/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Steps of
+ * the sums ask for lines of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
  * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
@@ -43,7 +43,7 @@ INLINE TARGET void NAME(tile)(
             of_rows[i] += a_depth;
         b += PANEL;
         __builtin_prefetch(ahead, 0, 2);
-        ahead += LINE;
+        ahead += PACE;
     }
     const int64_t right = columns - LANES;
     UNROLL
@@ -162,19 +162,44 @@ INLINE const REAL *NAME(plus_of)(const struct product *one, int64_t first, int64
     return (const REAL *)one->plus + first * one->to_row + panel * PANEL;
 }
 
-/* Rows `first` to `end` of to = a · b, whose panels are packed. */
-TARGET static void NAME(product)(const struct product *one, int64_t first, int64_t end)
+/* What is asked for during products: rows of some matrices, one after the other. */
+struct NAME(ahead) {
+    const struct given *given, *end;
+    int64_t first, rows; /* of all of them */
+    int64_t done;        /* bytes of the first one */
+};
+
+/* The address after `bytes` more of them. */
+INLINE const char *NAME(take_ahead)(struct NAME(ahead) *ahead, int64_t bytes)
+{
+    if (ahead->given == ahead->end)
+        return (const char *)ahead;
+    const struct given *given = ahead->given;
+    const char *from = (const char *)given->from + ahead->first * given->row_bytes + ahead->done;
+    if ((ahead->done += bytes) >= ahead->rows * given->row_bytes)
+        ahead->given++, ahead->done = 0;
+    return from;
+}
+
+/* Rows `first` to `end` of to = a · b, whose panels are packed. Without `others`, the next rows of a are asked for. */
+TARGET static void NAME(product)(const struct product *one, int64_t first, int64_t end, struct NAME(ahead) *others)
 {
     STEPS(begin, 0, PANELS_OF(one), PANELS)
         STEPS(k, 0, one->depth, DEPTH)
-            STEPS(panel, begin, LESS(PANELS_OF(one), begin + PANELS), 1)
+            STEPS(panel, begin, LESS(PANELS_OF(one), begin + PANELS), 1) {
+                const int64_t depth = LESS(one->depth - k, DEPTH);
+                int64_t ahead_row = one->a_row * (int64_t)sizeof(REAL);
+                const char *ahead = (const char *)((const REAL *)one->a + (first + TILE_ROWS) * one->a_row + TILE_ROWS * k);
+                if (others) {
+                    ahead_row = depth * PACE / TILE_ROWS;
+                    ahead = NAME(take_ahead)(others, (end - first) * ahead_row);
+                }
                 NAME(tiles)(
-                    end - first, LESS(one->depth - k, DEPTH), (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
+                    end - first, depth, (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
                     (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
                     (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                    k > 0 || one->add, NAME(plus_of)(one, first, panel, k),
-                    (const char *)((const REAL *)one->a + (first + TILE_ROWS) * one->a_row + TILE_ROWS * k),
-                    one->a_row * (int64_t)sizeof(REAL));
+                    k > 0 || one->add, NAME(plus_of)(one, first, panel, k), ahead, ahead_row);
+            }
 }
 
 /* What the next block of the sums reads: `done` bytes of its b, or after them of its a. */
@@ -197,7 +222,7 @@ TARGET static void NAME(transposed_block)(
         const int64_t rows = LESS(end - row, TILE_ROWS);
         NAME(pack_tile)(
             rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
-        for (int64_t panel = begin; panel < stop; panel++, done += depth * LINE)
+        for (int64_t panel = begin; panel < stop; panel++, done += depth * PACE)
             NAME(tiles)(
                 rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
                 (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
@@ -295,7 +320,7 @@ TARGET static void NAME(product_part)(const void *argument, int64_t part)
         else
 #endif
         if (one->packed)
-            NAME(product)(one, first, end);
+            NAME(product)(one, first, end, NULL);
         else
             NAME(transposed_products)(one, first, end, panel, stop);
         one++;

@@ -8,7 +8,7 @@
 #include "thread_pool.h"
 #include <math.h>
 
-#define VERSION 5 /* of the structs; raise it with every change */
+#define VERSION 6 /* of the structs; raise it with every change */
 #define CHUNK 64  /* rows whose sums over rows are added up in order */
 
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
@@ -68,10 +68,16 @@ struct local {
     int64_t word, row_bytes, at;
 };
 
+/* A matrix that the first pass over its rows finds in memory. */
+struct given {
+    int64_t from, row_bytes;
+};
+
 struct chain {
     int64_t threads, rows, part_rows, descends, rounds; /* in order of the rows, or backwards; as in struct products */
     int64_t products, locals; /* all products of the chain, and its locals, in bytes after its beginning */
     int64_t local_count, words; /* of the whole chain */
+    int64_t given, given_count; /* in bytes after its beginning, as `locals` */
     int64_t memory, thread_bytes; /* for each thread: a copy of the chain, then its rows */
     int64_t count;
     struct stage stages[];
