@@ -5,6 +5,14 @@
 #define READ_ROW(name) const REAL *name = (const REAL *)one->name + row * width
 #define WRITE_ROW(name) REAL *name = (REAL *)one->name + row * width
 
+/* A product that is not fused with the addition after it, whatever the compiler: the same bits as in earlier builds. */
+#undef ROUNDED
+#if LEVEL_NUMBER == 2
+#define ROUNDED(x) __asm__("" : "+v"(x))
+#else
+#define ROUNDED(x)
+#endif
+
 INLINE TARGET REAL NAME(scale_of)(REAL variance, REAL eps)
 {
     return 1 / MATH(sqrt)(variance + eps);
@@ -102,6 +110,7 @@ TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first,
     }
 }
 
+/* `to`: the output once more, where it is not 0. */
 TARGET static void NAME(gated_norm_backward)(const struct gated_norm *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
@@ -111,14 +120,20 @@ TARGET static void NAME(gated_norm_backward)(const struct gated_norm *one, int64
         READ_ROW(grad);
         WRITE_ROW(grad_gate);
         WRITE_ROW(grad_value);
+        REAL *to = one->to ? (REAL *)one->to + row * width : NULL;
         const REAL *m = (const REAL *)one->moments + row * 6;
         VECTOR sums[4] = {{0}, {0}, {0}, {0}};
         EACH_VECTOR {
             const VECTOR normed = (OF(value) - m[2]) * m[3], of_output = OF(grad);
             VECTOR slope;
             const VECTOR opened = NAME(opened_and_slope)((OF(gate) - m[0]) * m[1], &slope);
+            VECTOR product = opened * normed;
+            ROUNDED(product);
+            const VECTOR output = (product - m[4]) * m[5];
             sums[0] += of_output;
-            sums[1] += of_output * NAME(only)((opened * normed - m[4]) * m[5], left);
+            sums[1] += of_output * NAME(only)(output, left);
+            if (to)
+                PUT(to, output);
             PUT(grad_value, opened);
             PUT(grad_gate, slope);
         }
@@ -299,15 +314,7 @@ TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int
     }
 }
 
-/* A product that is not fused with the addition after it, whatever the compiler: the same bits as in earlier builds. */
-#undef ROUNDED
-#if LEVEL_NUMBER == 2
-#define ROUNDED(x) __asm__("" : "+v"(x))
-#else
-#define ROUNDED(x)
-#endif
-
-/* The rows' sum for the weight is one row of `grad_weight`. */
+/* The rows' sum for the weight is one row of `grad_weight`; `normed`: the output once more, where it is not 0. */
 TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
@@ -320,9 +327,12 @@ TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t f
         READ_ROW(grad);
         WRITE_ROW(to);
         const REAL scale = ((const REAL *)one->scales)[row], *plus = one->plus ? (const REAL *)one->plus + row * width : NULL;
+        REAL *normed = one->normed ? (REAL *)one->normed + row * width : NULL;
         VECTOR projected = {0};
         EACH_VECTOR {
             const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
+            if (normed)
+                PUT(normed, OF(x) * scale * NAME(weight_at)(weight, i, left));
             if (weight)
                 PUT(grad_weight, OF(grad_weight) + product);
             VECTOR part = product * NAME(weight_at)(weight, i, left);

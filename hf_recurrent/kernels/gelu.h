@@ -81,25 +81,37 @@ INLINE TARGET VECTOR NAME(opened_and_slope)(VECTOR x, VECTOR *slope)
     NAME(at_least)(&x, 0);
     return x - y * NAME(polynomial)(gelu_tails, segment, place);
 }
-#else
+#elif IS_FLOAT
+/* Φ(-|x|), for |x| up to 13, and exp(-x² / 2) */
+INLINE TARGET VECTOR NAME(tail_of)(VECTOR x, VECTOR *y, VECTOR *power)
+{
+    VECTOR unused, above, below;
+    *y = (VECTOR)((INTEGERS)x & INT32_MAX);
+    NAME(at_most)(y, 13);
+    const VECTOR square = *y * *y * -0.5f;
+    NAME(exponential)(&square, power, &unused);
+    NAME(normal_tail)(*y, &above, &below);
+    return *power * above / below;
+}
+
+/* max(x, 0) - |x| Φ(-|x|) */
 INLINE TARGET VECTOR NAME(opened_by)(VECTOR x)
 {
-    return NAME(gelu_of)(x);
+    VECTOR y, power, tail = NAME(tail_of)(x, &y, &power);
+    NAME(at_least)(&x, 0);
+    return x - y * tail;
 }
 
 INLINE TARGET VECTOR NAME(opened_and_slope)(VECTOR x, VECTOR *slope)
 {
-#if IS_FLOAT
-    VECTOR y = (VECTOR)((INTEGERS)x & INT32_MAX), power, unused, above, below; /* |x| */
-    NAME(at_most)(&y, 13);
-    const VECTOR square = y * y * -0.5f;
-    NAME(exponential)(&square, &power, &unused);
-    NAME(normal_tail)(y, &above, &below);
-    const VECTOR tail = power * above / below; /* Φ(-|x|) */
-    const VECTOR share = SELECT(x < ALL(0), tail, 1 - tail);
-    *slope = share + x * power * 0.3989422804f;
-    return x * share;
+    VECTOR y, power, tail = NAME(tail_of)(x, &y, &power);
+    *slope = SELECT(x < ALL(0), tail, 1 - tail) + x * power * 0.3989422804f;
+    NAME(at_least)(&x, 0);
+    return x - y * tail;
+}
 #else
+INLINE TARGET VECTOR NAME(opened_and_slope)(VECTOR x, VECTOR *slope)
+{
     VECTOR opened;
     for (int i = 0; i < LANES; i++) {
         const REAL share = (REAL)0.5 * MATH(erfc)(-x[i] * (REAL)M_SQRT1_2);
@@ -107,6 +119,11 @@ INLINE TARGET VECTOR NAME(opened_and_slope)(VECTOR x, VECTOR *slope)
         (*slope)[i] = share + x[i] * MATH(exp)(-x[i] * x[i] / 2) * (REAL)0.39894228040143267794;
     }
     return opened;
-#endif
+}
+
+INLINE TARGET VECTOR NAME(opened_by)(VECTOR x)
+{
+    EACH(x[i] * ((REAL)0.5 * MATH(erfc)(-x[i] * (REAL)M_SQRT1_2)));
+    return x;
 }
 #endif

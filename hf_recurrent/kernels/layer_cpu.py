@@ -108,19 +108,20 @@ def _add_layer(
     chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k: dict[str, int], last: int, output: int
 ) -> None:
     """The passes of [`layer`] from and to addresses; `k` of the arrays that are kept."""
-    w = given.weights
-    chain.reads(sizes.model, given.hidden)
-    chain.rms_norm(eps.norm, given.hidden, w.norm, k["normed"], k["scales"])
+    w, model, state, inner = given.weights, sizes.model, sizes.state, sizes.inner
+    normed, gated, mlp_gated = chain.local(model), chain.local(state), chain.local(inner)
+    chain.reads(model, given.hidden)
+    chain.rms_norm(eps.norm, given.hidden, w.norm, normed, k["scales"])
     for name, weight in _inward(w):
-        chain.map(k["normed"], weight, sizes.state, sizes.model, k[name])
+        chain.map(normed, weight, state, model, k[name])
     chain.recurrence(k, w.rate, given.state, given.resets, last)
-    chain.gated_norm(eps.gated, sizes.state, k["gate"], k["states"], k["gated"], k["moments"])
-    chain.map(k["gated"], w.out, sizes.model, sizes.state, k["hidden"], plus=given.hidden)
-    chain.rms_norm(eps.mlp_norm, k["hidden"], w.mlp_norm, k["mlp_normed"], k["mlp_scales"])
-    chain.map(k["mlp_normed"], w.mlp_gate, sizes.inner, sizes.model, k["mlp_gate"])
-    chain.map(k["mlp_normed"], w.up, sizes.inner, sizes.model, k["up"])
-    chain.gated_norm(eps.mlp_gated, sizes.inner, k["mlp_gate"], k["up"], k["mlp_gated"], k["mlp_moments"])
-    chain.map(k["mlp_gated"], w.down, sizes.model, sizes.inner, output, plus=k["hidden"])
+    chain.gated_norm(eps.gated, state, k["gate"], k["states"], gated, k["moments"])
+    chain.map(gated, w.out, model, state, k["hidden"], plus=given.hidden)
+    chain.rms_norm(eps.mlp_norm, k["hidden"], w.mlp_norm, normed, k["mlp_scales"])
+    chain.map(normed, w.mlp_gate, inner, model, k["mlp_gate"])
+    chain.map(normed, w.up, inner, model, k["up"])
+    chain.gated_norm(eps.mlp_gated, inner, k["mlp_gate"], k["up"], mlp_gated, k["mlp_moments"])
+    chain.map(mlp_gated, w.down, model, inner, output, plus=k["hidden"])
 
 
 def _inward(weights: LayerWeights) -> list[tuple[str, int]]:
@@ -202,12 +203,13 @@ def _add_mlp_backward(
     chain.reads(model, s["output"], k["hidden"])
     chain.map_backward(s["output"], w.down, model, inner, gated)
     chain.gated_norm_backward(
-        eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"]
+        eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"], s["mlp_gated"]
     )
     chain.map_backward(s["mlp_gate"], w.mlp_gate, inner, model, normed)
     chain.map_backward(s["up"], w.up, inner, model, normed, add=True)
     chain.rms_norm_backward(
-        eps.mlp_norm, k["hidden"], w.mlp_norm, k["mlp_scales"], normed, s["hidden"], to.mlp_norm, s["output"]
+        *(eps.mlp_norm, k["hidden"], w.mlp_norm, k["mlp_scales"], normed),
+        *(s["hidden"], to.mlp_norm, s["output"], s["mlp_normed"]),
     )
 
 
@@ -220,13 +222,17 @@ def _add_block_backward(
     chain.reads(state, k["gate"], k["states"], k["recurrence_gate"], k["input_gate"], k["inputs"])
     chain.reads(model, s["hidden"], given.hidden)
     chain.map_backward(s["hidden"], w.out, model, state, gated)
-    chain.gated_norm_backward(eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states)
+    chain.gated_norm_backward(
+        eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states, s["gated"]
+    )
     chain.recurrence_backward(
         k, s, w.rate, given.state, given.resets, grad_states=states, log_decays=gated, grad_rate=to.rate
     )
     for number, (name, weight) in enumerate(_inward(w)):
         chain.map_backward(s[name], weight, state, model, normed, add=number > 0)
-    chain.rms_norm_backward(eps.norm, given.hidden, w.norm, k["scales"], normed, s["layer"], to.norm, s["hidden"])
+    chain.rms_norm_backward(
+        eps.norm, given.hidden, w.norm, k["scales"], normed, s["layer"], to.norm, s["hidden"], s["normed"]
+    )
 
 
 _Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
@@ -235,20 +241,20 @@ _Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, o
 def _mlp_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
     model, inner = sizes.model, sizes.inner
     return {
-        "mlp_gate": (s["mlp_gate"], inner, k["mlp_normed"], model),
-        "up": (s["up"], inner, k["mlp_normed"], model),
-        "down": (s["output"], model, k["mlp_gated"], inner),
+        "mlp_gate": (s["mlp_gate"], inner, s["mlp_normed"], model),
+        "up": (s["up"], inner, s["mlp_normed"], model),
+        "down": (s["output"], model, s["mlp_gated"], inner),
     }
 
 
 def _block_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
     model, state = sizes.model, sizes.state
     return {
-        "recurrence_gate": (s["recurrence_gate"], state, k["normed"], model),
-        "input_gate": (s["input_gate"], state, k["normed"], model),
-        "input_projection": (s["inputs"], state, k["normed"], model),
-        "gate": (s["gate"], state, k["normed"], model),
-        "out": (s["hidden"], model, k["gated"], state),
+        "recurrence_gate": (s["recurrence_gate"], state, s["normed"], model),
+        "input_gate": (s["input_gate"], state, s["normed"], model),
+        "input_projection": (s["inputs"], state, s["normed"], model),
+        "gate": (s["gate"], state, s["normed"], model),
+        "out": (s["hidden"], model, s["gated"], state),
     }
 
 
@@ -307,29 +313,30 @@ class _Sizes(NamedTuple):
         return _kept(self)
 
     def scratch(self) -> _Layout:
-        """Gradients, of the arrays with these names, that those of weights are computed from."""
+        """What gradients of weights are computed from: gradients of the arrays with these names, and, computed again,
+        inputs of their maps.
+        """
         return _scratch(self)
 
 
 @cache
 def _kept(sizes: _Sizes) -> _Layout:
-    widths = dict.fromkeys(("normed", "hidden", "mlp_normed"), sizes.model)
-    widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "states", "gated"), sizes.state)
-    widths |= dict.fromkeys(("mlp_gate", "up", "mlp_gated"), sizes.inner)
+    widths = {"hidden": sizes.model}
+    widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "states"), sizes.state)
+    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
     widths |= {"scales": 1, "mlp_scales": 1, "moments": 6, "mlp_moments": 6}
     return _Layout(widths, sizes.rows, sizes.item_size)
 
 
 @cache
 def _scratch(sizes: _Sizes) -> _Layout:
+    model, state, inner = sizes.model, sizes.state, sizes.inner
+    of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), inner) | {"mlp_normed": model}
+    of_block = dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "gated"), state) | {"normed": model}
     layouts = [
-        _Layout({"hidden": sizes.model} | dict.fromkeys(names, width), sizes.rows, sizes.item_size)
-        for names, width in (
-            (("mlp_gate", "up"), sizes.inner),
-            (("recurrence_gate", "input_gate", "inputs", "gate"), sizes.state),
-        )
+        _Layout({"hidden": model} | widths, sizes.rows, sizes.item_size) for widths in (of_mlp, of_block)
     ]
-    # The MLP's gradients have been read when those of the block are written.
+    # What belongs to the MLP has been read when that of the block is written.
     layouts[0].offsets |= layouts[1].offsets
     layouts[0].total = max(layout.total for layout in layouts)
     return layouts[0]
@@ -426,20 +433,21 @@ class _Chain:
         self._stages.append((_PASSES[name], words))
 
     def rms_norm(self, eps: float, x: int, weight: int, to: int, scales: int) -> None:
-        self._pass("rms_norm", (1, self._sizes.rows, self._sizes.model, _bits(eps), x, weight, to, scales, 0, 0, 0))
+        self._pass("rms_norm", (1, self._sizes.rows, self._sizes.model, _bits(eps), x, weight, to, scales, 0, 0, 0, 0))
 
-    def rms_norm_backward(self, eps, x, weight, scales, grad, to, grad_weight, plus) -> None:
-        """`to` is the gradient of x, plus a matrix."""
+    def rms_norm_backward(self, eps, x, weight, scales, grad, to, grad_weight, plus, normed) -> None:
+        """`to` is the gradient of x, plus a matrix; `normed` is the output once more."""
         sizes = 1, self._sizes.rows, self._sizes.model
-        self._pass("rms_norm_backward", (*sizes, _bits(eps), x, weight, to, scales, grad, grad_weight, plus))
+        self._pass("rms_norm_backward", (*sizes, _bits(eps), x, weight, to, scales, grad, grad_weight, plus, normed))
 
     def gated_norm(self, eps: float, width: int, gate: int, value: int, to: int, moments: int) -> None:
         sizes = 1, self._sizes.rows, width
         self._pass("gated_norm", (*sizes, _bits(eps), gate, value, to, moments, 0, 0, 0))
 
-    def gated_norm_backward(self, eps, width, gate, value, moments, grad, grad_gate, grad_value) -> None:
+    def gated_norm_backward(self, eps, width, gate, value, moments, grad, grad_gate, grad_value, to) -> None:
+        """`to` is the output once more."""
         sizes = 1, self._sizes.rows, width
-        self._pass("gated_norm_backward", (*sizes, _bits(eps), gate, value, 0, moments, grad, grad_gate, grad_value))
+        self._pass("gated_norm_backward", (*sizes, _bits(eps), gate, value, to, moments, grad, grad_gate, grad_value))
 
     def recurrence(self, kept: dict[str, int], rate: int, initial: int, resets: int, last: int) -> None:
         words = self._recurrence_words(kept, rate, initial, resets, last)

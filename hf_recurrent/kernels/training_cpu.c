@@ -29,7 +29,8 @@ struct products {
 struct gated_norm {
     int64_t threads, rows, width;
     double eps;
-    int64_t gate, value, to, moments; /* (rows, 6): mean and 1 / standard deviation of gate, value, product */
+    int64_t gate, value, to, moments; /* (rows, 6): mean and 1 / standard deviation of gate, value, product; `to` may be 0
+                                         in the backward pass */
     int64_t grad, grad_gate, grad_value;
 };
 
@@ -43,7 +44,7 @@ struct rms_norm {
     int64_t threads, rows, width;
     double eps;
     /* backward: `to` is the gradient of x, plus `plus` where it is not 0; `grad_weight`: (chunks, width) */
-    int64_t x, weight, to, scales, grad, grad_weight, plus;
+    int64_t x, weight, to, scales, grad, grad_weight, plus, normed; /* `normed`: 0, or the output once more */
 };
 
 /* h_t = r ∘ h_{t-1} + γ ∘ input_gate ∘ inputs; a row is a step, `steps` rows a stream. */

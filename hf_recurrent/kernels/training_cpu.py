@@ -38,7 +38,7 @@ _COEFFICIENTS = (
     *("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled", "grad_decay", "grad_scaled"),
     *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
 )
-_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus")
+_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus", "normed")
 _CROSS_ENTROPY = ("logits", "targets", "nats", "grad", "kept", "grad_logits")
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
