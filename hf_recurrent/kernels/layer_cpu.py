@@ -8,6 +8,7 @@ Shape letters: B streams, T steps, M model width, S state width; `inner` is the 
 """
 
 import struct
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -163,8 +164,9 @@ def layer_backward(
         *(hidden.new_empty(chunks, len(w)) if w.dim() == 1 else empty(w.shape, dtype) for w in weights)
     )
     options = {"rounded": rounded, "descends": True}
-    mlp = _Chain(dtype, sizes, maps=[(sizes.model, sizes.inner), *[(sizes.inner, sizes.model)] * 2], **options)
-    block = _Chain(dtype, sizes, maps=[(sizes.model, sizes.state), *[(sizes.state, sizes.model)] * 4], **options)
+    maps_of_mlp = [(sizes.model, sizes.inner), *[(sizes.inner, sizes.model)] * 2]
+    maps_of_block = [(sizes.model, sizes.state), *[(sizes.state, sizes.model)] * 4]
+    mlp = _Chain(dtype, sizes, maps=maps_of_mlp, **options)
     if not is_simulated():
         hidden, state, grad = hidden.contiguous(), state.contiguous(), grad.contiguous()
         reset_mask = None if reset_mask is None else reset_mask.contiguous()
@@ -179,6 +181,7 @@ def layer_backward(
         _add_mlp_backward(mlp, sizes, given, eps, k, s, to)
         mlp.run()
         _weight_gradients(_mlp_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
+        block = _Chain(dtype, sizes, maps=maps_of_block, **options)
         _add_block_backward(block, sizes, given, eps, k, s, to)
         block.run()
         _weight_gradients(_block_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
@@ -387,8 +390,22 @@ def _bits(number: float) -> int:
     return struct.unpack("=q", struct.pack("=d", number))[0]
 
 
+_own = threading.local()
+
+
+def _workspace(name: str, elements: int, dtype: torch.dtype) -> int:
+    """The address of memory of this thread, until it asks for `name` again."""
+    memory = getattr(_own, name, None)
+    if is_simulated() or memory is None or memory.nbytes < elements * dtype.itemsize:
+        memory = empty(torch.Size((elements,)), dtype)
+    if is_simulated():
+        return 0
+    setattr(_own, name, memory)
+    return memory.data_ptr()
+
+
 class _Chain:
-    """Passes that run one after another on each tile of rows.
+    """Passes that run one after another on each tile of rows; a thread makes and runs one at a time.
 
     Args:
         maps: inputs and outputs of its products.
@@ -408,8 +425,7 @@ class _Chain:
         self._dtype, self._sizes, self._rounded, self._descends = dtype, sizes, rounded, descends
         self._stages: list[tuple[int, Sequence[int]]] = []  # number of the pass, and its struct
         elements = sum(inputs * -(-outputs // _PANEL) * _PANEL for inputs, outputs in maps)
-        self._panels = empty(torch.Size((elements,)), dtype)
-        self._panel_at = 0 if is_simulated() else self._panels.data_ptr()
+        self._panel_at = _workspace("panels", elements, dtype)
         self._local_bytes = 0
         self._local_widths: dict[int, int] = {}
         self._given: list[int] = []
@@ -499,10 +515,10 @@ class _Chain:
         threads, given_at = min(free_threads(), _MOST_THREADS), locals_at + len(pointers)
         words = given_at + len(self._given)
         thread_bytes = -(-(8 * words + self._local_bytes) // _LINE) * _LINE
-        memory = empty(torch.Size((threads * thread_bytes // item_size,)), self._dtype)
+        memory = _workspace("rows", threads * thread_bytes // item_size, self._dtype)
         header = [
             threads, self._sizes.rows, max(self._sizes.steps, _CHUNK), self._descends, self._rounded,
             8 * (at - 3), 8 * locals_at, len(pointers) // 3, words, 8 * given_at, len(self._given) // 2,
-            memory.data_ptr(), thread_bytes, len(self._stages),
+            memory, thread_bytes, len(self._stages),
         ]  # fmt: skip
         _CHAINS[self._dtype](_packed([*header, *body, *pointers, *self._given]))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SMALLEST = 1 << 17  # bytes; malloc keeps smaller ones by itself
+_SMALLEST = 1 << 18  # bytes; malloc keeps smaller ones by itself
 _KEPT = 1 << 28  # bytes that may lie unused
 _ROOM = 1.125  # of all blocks over what was in use at once
 _NUMBER_TYPES = {torch.float32: np.float32, torch.float64: np.float64}  # others take a longer way
