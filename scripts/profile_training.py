@@ -4,7 +4,7 @@
     python scripts/profile_training.py                          # one thread and two
     python scripts/profile_training.py --steps default memora-s0 --threads 1 2 8
 
-A step is forward, backward and the optimizer: of the default run (four micro-batches of 16 streams of 128 bytes, with
+A step is forward, backward and the optimizer: of the default run (two micro-batches of 32 streams of 128 bytes, with
 tables of n-grams), of Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time
 recurrent learning (Memora of M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the
 products' operations at the rate of the fastest large product in the same run. `other` is what is in no operator:
