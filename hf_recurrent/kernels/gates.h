@@ -199,13 +199,41 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
 
 #define SMALLEST_SQUARED_GAMMA ((REAL)1e-12)
 
+#if IS_FLOAT && LEVEL_NUMBER == 2
+/* exp(x) = (1 + rest) 2^n, |x| < 88: fewer instructions than `exponential`, by one that multiplies by a power of two. */
+INLINE TARGET VECTOR NAME(rest_of_power)(VECTOR x, VECTOR *n)
+{
+    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to integers */
+    *n = (x * (REAL)M_LOG2E + shift) - shift;
+    const VECTOR r = x - *n * (REAL)0.693359375 + *n * (REAL)2.12194440e-4;
+    const VECTOR high = 0.166665188f + r * (0.0416662058f + r * (0.00836888936f + r * 0.00139504912f));
+    return r + r * r * (0.5f + r * high);
+}
+
+INLINE TARGET VECTOR NAME(scaled)(VECTOR x, VECTOR n)
+{
+    return (VECTOR)_mm512_scalef_ps((__m512)x, (__m512)n);
+}
+#endif
+
 /* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
 INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
 {
     VECTOR less_one, opposite = -z;
+#if IS_FLOAT && LEVEL_NUMBER == 2
+    VECTOR n;
+    NAME(at_most)(&opposite, 87);
+    const VECTOR of_opposite = NAME(rest_of_power)(opposite, &n);
+    const VECTOR gate = NAME(reciprocal)(1 + NAME(scaled)(1 + of_opposite, n));
+    const VECTOR of_decay = NAME(rest_of_power)(-rate * gate, &n), scale = NAME(scaled)(ALL(1), n);
+    const VECTOR rest = NAME(scaled)(of_decay, n);
+    *power = scale + rest;
+    less_one = rest + (scale - 1);
+#else
     NAME(exponential)(&opposite, power, &less_one);
-    const VECTOR gate = NAME(reciprocal)(1 + *power), log_decay = -rate * gate;
+    const VECTOR gate = 1 / (1 + *power), log_decay = -rate * gate;
     NAME(exponential)(&log_decay, power, &less_one);
+#endif
     *squared = -less_one * (1 + *power); /* 1 - r² = (1 - r) (1 + r), without loss where r → 1 */
     return gate;
 }

@@ -336,9 +336,7 @@ def _scratch(sizes: _Sizes) -> _Layout:
     model, state, inner = sizes.model, sizes.state, sizes.inner
     of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), inner) | {"mlp_normed": model}
     of_block = dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "gated"), state) | {"normed": model}
-    layouts = [
-        _Layout({"hidden": model} | widths, sizes.rows, sizes.item_size) for widths in (of_mlp, of_block)
-    ]
+    layouts = [_Layout({"hidden": model} | widths, sizes.rows, sizes.item_size) for widths in (of_mlp, of_block)]
     # What belongs to the MLP has been read when that of the block is written.
     layouts[0].offsets |= layouts[1].offsets
     layouts[0].total = max(layout.total for layout in layouts)

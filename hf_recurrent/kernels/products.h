@@ -9,6 +9,7 @@
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
 #define PACE 32           /* bytes of memory asked for in each step of the sums: a line in two of them */
+#define NEAR_ROWS 256     /* elements from one row to the next */
 #define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
 #define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
 #define PART_ROWS (4 * TILE_ROWS)
@@ -18,8 +19,8 @@
  * the sums ask for lines of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
  * apart for the processor to see which one is next. */
 INLINE TARGET void NAME(tile)(
-    const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
+    const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_row,
+    REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
 {
     VECTOR sums[TILE_ROWS][2];
     UNROLL
@@ -41,7 +42,7 @@ INLINE TARGET void NAME(tile)(
         UNROLL
         for (int i = 0; i < (rows + 4) / 5; i++)
             of_rows[i] += a_depth;
-        b += PANEL;
+        b += b_row;
         __builtin_prefetch(ahead, 0, 2);
         ahead += PACE;
     }
@@ -66,14 +67,14 @@ INLINE TARGET void NAME(tile)(
 
 #define TILE(count) \
     do { \
-        NAME(tile)(count, depth, a, a_row, a_depth, b, to, to_row, columns, add, plus, ahead); \
+        NAME(tile)(count, depth, a, a_row, a_depth, b, b_row, to, to_row, columns, add, plus, ahead); \
         a += (count) * a_row, to += (count) * to_row, rows -= (count), ahead += (count) * ahead_row; \
         plus = plus ? plus + (count) * to_row : plus; \
     } while (0)
 
 TARGET static void NAME(tiles)(
-    int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, REAL *to,
-    int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead, int64_t ahead_row)
+    int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_row,
+    REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead, int64_t ahead_row)
 {
     while (rows >= TILE_ROWS)
         TILE(TILE_ROWS);
@@ -196,7 +197,7 @@ TARGET static void NAME(product)(const struct product *one, int64_t first, int64
                 }
                 NAME(tiles)(
                     end - first, depth, (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
-                    (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
+                    (const REAL *)one->packed + (panel * one->depth + k) * PANEL, PANEL,
                     (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
                     k > 0 || one->add, NAME(plus_of)(one, first, panel, k), ahead, ahead_row);
             }
@@ -208,6 +209,12 @@ INLINE const char *NAME(next_block)(const struct product *one, int64_t next, int
     const int64_t of_b = LESS(one->b_depth * DEPTH * (int64_t)sizeof(REAL), MOST_AHEAD);
     const REAL *a = (const REAL *)one->a + next * one->a_depth, *b = (const REAL *)one->b + next * one->b_depth;
     return done < of_b ? (const char *)b + done : (const char *)a + LESS(done - of_b, MOST_AHEAD);
+}
+
+/* True where a whole panel of b is read where it is: its rows are neighbours, and near enough to each other. */
+INLINE int NAME(is_in_place)(const struct product *one, int64_t panel)
+{
+    return one->b_column == 1 && one->b_depth <= NEAR_ROWS && (panel + 1) * PANEL <= one->width;
 }
 
 /* A block of the sums of the same with a transposed a: steps k to k + depth of rows `first` to `end`, from packed panels
@@ -222,11 +229,15 @@ TARGET static void NAME(transposed_block)(
         const int64_t rows = LESS(end - row, TILE_ROWS);
         NAME(pack_tile)(
             rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
-        for (int64_t panel = begin; panel < stop; panel++, done += depth * PACE)
+        for (int64_t panel = begin; panel < stop; panel++, done += depth * PACE) {
+            const int in_place = NAME(is_in_place)(one, panel);
+            const REAL *b = in_place ? (const REAL *)one->b + k * one->b_depth + panel * PANEL
+                                     : packed + (panel - begin) * depth * PANEL;
             NAME(tiles)(
-                rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
+                rows, depth, tile, 1, TILE_ROWS, b, in_place ? one->b_depth : PANEL,
                 (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
                 k > 0 || one->add, NULL, NAME(next_block)(one, k + DEPTH, done), 0);
+        }
     }
 }
 
@@ -239,7 +250,8 @@ TARGET static void NAME(transposed_products)(
     STEPS(k, 0, group->depth, DEPTH) {
         const int64_t depth = LESS(group->depth - k, DEPTH);
         STEPS(panel, begin, stop, 1)
-            NAME(pack)(group, panel, k, depth, packed + (panel - begin) * depth * PANEL);
+            if (!NAME(is_in_place)(group, panel))
+                NAME(pack)(group, panel, k, depth, packed + (panel - begin) * depth * PANEL);
         const struct product *one = group;
         for (int64_t before = 0; before < end; before += UP(one->rows, TILE_ROWS), one++) {
             const int64_t row = first > before ? (first - before) * TILE_ROWS : 0;

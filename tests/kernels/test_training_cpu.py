@@ -183,6 +183,26 @@ def test_gated_gelu(dtype, shape):
         assert_near(one, expected, dtype)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_gelu_and_its_slope_are_accurate_everywhere(level):
+    """Also at the ends of the segments on which AVX-512 has polynomials, and where they end."""
+    best = training_cpu.instruction_level()
+    if training_cpu.instruction_level(level) != level:
+        pytest.skip("this machine has no such instructions")
+    segments = torch.arange(-20, 20, 6 / 16)
+    x = torch.cat([torch.linspace(-20, 20, 100_001), segments, segments + 1e-6, torch.tensor([-0.0, -1e30, 1e30])])[
+        None
+    ]
+    ones = torch.ones_like(x)
+    try:
+        found, (slope, _) = training_cpu.gated_gelu(x, ones), training_cpu.gated_gelu_backward(x, ones, ones)
+    finally:
+        training_cpu.instruction_level(best)
+    (expected,), (of_x,) = gradients(nn.functional.gelu, (x.double(),), (ones.double(),))
+    assert ((found - expected).abs() <= 1e-7 * expected.abs().clamp_min(1)).all()
+    assert ((slope - of_x).abs() <= 2.5e-7).all()
+
+
 def coefficients(recurrence_gate, rate, input_gate, inputs):
     log_decay = -rate * torch.sigmoid(recurrence_gate)
     return torch.exp(log_decay), torch.sqrt((-torch.expm1(2 * log_decay)).clamp(min=1e-12)) * input_gate * inputs
