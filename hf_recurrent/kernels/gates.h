@@ -325,57 +325,101 @@ INLINE TARGET VECTOR NAME(weight_at)(const REAL *weight, int64_t i, int64_t left
     return ALL(1);
 }
 
-TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int64_t end)
+/* Of `rows` rows, whose sums are added up side by side. */
+INLINE TARGET void NAME(rms_norm_of)(const int rows, const struct rms_norm *one, int64_t row)
 {
     const int64_t width = one->width;
     const REAL *weight = (const REAL *)one->weight;
-    for (int64_t row = first; row < end; row++) {
-        READ_ROW(x);
-        WRITE_ROW(to);
-        VECTOR squares = {0};
-        EACH_VECTOR
-            squares += OF(x) * OF(x);
-        const REAL scale = NAME(scale_of)(NAME(sum)(&squares) / width, (REAL)one->eps);
-        ((REAL *)one->scales)[row] = scale;
+    READ_ROW(x);
+    WRITE_ROW(to);
+    VECTOR squares[TOGETHER];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        squares[r] = (VECTOR){0};
+    EACH_VECTOR
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            squares[r] += OF(x + r * width) * OF(x + r * width);
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        ((REAL *)one->scales)[row + r] = NAME(scale_of)(NAME(sum)(squares + r) / width, (REAL)one->eps);
+    for (int r = 0; r < rows; r++, x += width, to += width) {
+        const REAL scale = ((const REAL *)one->scales)[row + r];
         EACH_VECTOR
             PUT(to, OF(x) * scale * NAME(weight_at)(weight, i, left));
+    }
+}
+
+TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int64_t end)
+{
+    for (; first + TOGETHER <= end; first += TOGETHER)
+        NAME(rms_norm_of)(TOGETHER, one, first);
+    for (; first < end; first++)
+        NAME(rms_norm_of)(1, one, first);
+}
+
+/* The rows' sum for the weight is added to `grad_weight`, row by row. */
+INLINE TARGET void NAME(rms_norm_backward_of)(
+    const int rows, const struct rms_norm *one, int64_t row, REAL *grad_weight)
+{
+    const int64_t width = one->width;
+    const REAL *weight = (const REAL *)one->weight, *scales = (const REAL *)one->scales + row;
+    READ_ROW(x);
+    READ_ROW(grad);
+    WRITE_ROW(to);
+    const REAL *plus = one->plus ? (const REAL *)one->plus + row * width : NULL;
+    REAL *normed = one->normed ? (REAL *)one->normed + row * width : NULL;
+    VECTOR projected[TOGETHER];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        projected[r] = (VECTOR){0};
+    EACH_VECTOR {
+        const VECTOR factor = NAME(weight_at)(weight, i, left);
+        VECTOR sum = {0};
+        if (weight)
+            sum = OF(grad_weight);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const VECTOR product = OF(grad + r * width) * OF(x + r * width) * scales[r];
+            sum += product;
+            VECTOR part = product * factor;
+            ROUNDED(part);
+            projected[r] += part;
+        }
+        if (weight)
+            PUT(grad_weight, sum);
+    }
+    REAL means[TOGETHER];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        means[r] = NAME(sum)(projected + r) / width * scales[r];
+    for (int r = 0; r < rows; r++) {
+        const REAL scale = scales[r], mean = means[r];
+        EACH_VECTOR {
+            const VECTOR factor = NAME(weight_at)(weight, i, left), input = OF(x);
+            VECTOR of_norm = OF(grad) * factor;
+            ROUNDED(of_norm);
+            VECTOR of_x = scale * (of_norm - input * mean);
+            ROUNDED(of_x);
+            if (plus)
+                of_x += OF(plus);
+            if (normed)
+                PUT(normed, input * scale * factor);
+            PUT(to, of_x);
+        }
+        x += width, grad += width, to += width;
+        plus = plus ? plus + width : NULL, normed = normed ? normed + width : NULL;
     }
 }
 
 /* The rows' sum for the weight is one row of `grad_weight`; `normed`: the output once more, where it is not 0. */
 TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
 {
-    const int64_t width = one->width;
-    const REAL *weight = (const REAL *)one->weight;
-    REAL *grad_weight = weight ? (REAL *)one->grad_weight + first / CHUNK * width : 0;
-    if (weight)
-        memset(grad_weight, 0, width * sizeof(REAL));
-    for (int64_t row = first; row < end; row++) {
-        READ_ROW(x);
-        READ_ROW(grad);
-        WRITE_ROW(to);
-        const REAL scale = ((const REAL *)one->scales)[row], *plus = one->plus ? (const REAL *)one->plus + row * width : NULL;
-        REAL *normed = one->normed ? (REAL *)one->normed + row * width : NULL;
-        VECTOR projected = {0};
-        EACH_VECTOR {
-            const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
-            if (normed)
-                PUT(normed, OF(x) * scale * NAME(weight_at)(weight, i, left));
-            if (weight)
-                PUT(grad_weight, OF(grad_weight) + product);
-            VECTOR part = product * NAME(weight_at)(weight, i, left);
-            ROUNDED(part);
-            projected += part;
-        }
-        const REAL mean = NAME(sum)(&projected) / width * scale;
-        EACH_VECTOR {
-            VECTOR of_norm = OF(grad) * NAME(weight_at)(weight, i, left);
-            ROUNDED(of_norm);
-            VECTOR of_x = scale * (of_norm - OF(x) * mean);
-            ROUNDED(of_x);
-            if (plus)
-                of_x += OF(plus);
-            PUT(to, of_x);
-        }
-    }
+    REAL *grad_weight = one->weight ? (REAL *)one->grad_weight + first / CHUNK * one->width : NULL;
+    if (grad_weight)
+        memset(grad_weight, 0, one->width * sizeof(REAL));
+    for (; first + TOGETHER <= end; first += TOGETHER)
+        NAME(rms_norm_backward_of)(TOGETHER, one, first, grad_weight);
+    for (; first < end; first++)
+        NAME(rms_norm_backward_of)(1, one, first, grad_weight);
 }

@@ -479,10 +479,10 @@ class _Chain:
         gates = kept["recurrence_gate"], rate, kept["input_gate"], kept["inputs"]
         return (*sizes, *gates, initial, resets, kept["states"], last)
 
-    def reads(self, width: int, *addresses: int) -> None:
+    def reads(self, width: int, *begins: int) -> None:
         """Matrices of `width` columns that the passes find in memory: products ask for the rows of the next tile."""
-        for address in addresses:
-            self._given += (address, width * self._dtype.itemsize)
+        for begin in begins:
+            self._given += (begin, width * self._dtype.itemsize)
 
     def local(self, width: int) -> int:
         """In place of an address: memory of each thread for the rows of a tile."""
