@@ -29,7 +29,8 @@ INCLUDED = {
     "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
         "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products",
-        "products_bf16", "gelu", "gates", "losses", "tables", "layer",
+        "products_bf16", "gelu", "gates", "convolution",
+        "losses", "tables", "layer",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",

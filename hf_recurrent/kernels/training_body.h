@@ -4,6 +4,7 @@
 #include "products.h"
 #include "gelu.h"
 #include "gates.h"
+#include "convolution.h"
 #include "losses.h"
 #include "tables.h"
 #include "layer.h"

@@ -47,6 +47,12 @@ struct rms_norm {
     int64_t x, weight, to, scales, grad, grad_weight, plus, normed; /* `normed`: 0, or the output once more */
 };
 
+struct temporal_convolution { /* `lags`: weights of a channel; `resets`: bytes, or 0 */
+    int64_t threads, rows, width, steps, lags;
+    int64_t inputs, taps, weight, resets, to;
+    int64_t grad, grad_inputs, grad_taps, grad_weight; /* last: (chunks, lags, width) */
+};
+
 /* h_t = r ∘ h_{t-1} + γ ∘ input_gate ∘ inputs; a row is a step, `steps` rows a stream. */
 struct gated_recurrence {
     int64_t rows, width, steps;
@@ -202,6 +208,8 @@ EXPORT_PASSES(gate_coefficients, gate_coefficients)
 EXPORT_PASSES(gate_coefficients_backward, gate_coefficients)
 EXPORT_PASSES(rms_norm, rms_norm)
 EXPORT_PASSES(rms_norm_backward, rms_norm)
+EXPORT_PASSES(temporal_convolution, temporal_convolution)
+EXPORT_PASSES(temporal_convolution_backward, temporal_convolution)
 EXPORT_PASSES(cross_entropy, cross_entropy)
 EXPORT_PASSES(cross_entropy_backward, cross_entropy)
 EXPORT_PASSES(table_sum, table)

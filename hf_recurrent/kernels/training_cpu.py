@@ -40,12 +40,14 @@ _COEFFICIENTS = (
 )
 _NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus", "normed")
 _CROSS_ENTROPY = ("logits", "targets", "nats", "grad", "kept", "grad_logits")
+_CONVOLUTION = ("inputs", "taps", "weight", "resets", "to", "grad", "grad_inputs", "grad_taps", "grad_weight")
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
-_TENSORS["cross_entropy"] = _CROSS_ENTROPY
+_TENSORS |= {"cross_entropy": _CROSS_ENTROPY, "temporal_convolution": _CONVOLUTION}
 _TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
 _TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
-_INTEGERS = {"targets", "lookups", "order", "ranks", "found", "addresses"}
+_OTHER_TYPES = dict.fromkeys(("targets", "lookups", "order", "ranks", "found", "addresses"), torch.long)
+_OTHER_TYPES["resets"] = torch.bool
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -162,7 +164,7 @@ def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[
 
     Args:
         name: of the pass.
-        dtype: of its tensors but those in `_INTEGERS`.
+        dtype: of its tensors but those in `_OTHER_TYPES`.
         sizes: rows, width, and what its struct has after them.
         numbers: of its struct.
         given: the tensors that the pass reads or writes.
@@ -172,7 +174,7 @@ def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[
     threads = free_threads() if sizes[0] * sizes[1] >= _SERIAL_ELEMENTS else 1
     pointers = dict.fromkeys(_TENSORS[name], 0)
     for each, (tensor, elements) in given.items():
-        pointers[each] = address(each, tensor, torch.long if each in _INTEGERS else dtype, elements)
+        pointers[each] = address(each, tensor, _OTHER_TYPES.get(each, dtype), elements)
     layout = f"={1 + len(sizes)}q{len(numbers)}d{len(pointers)}q"
     _functions[name, dtype](struct.pack(layout, threads, *sizes, *numbers, *pointers.values()))
 
@@ -286,6 +288,37 @@ def rms_norm_backward(
         given |= {"weight": (weight.contiguous(), sizes[1]), "grad_weight": (sums, sums.numel())}
     _run("rms_norm_backward", x.dtype, sizes, (eps,), given)
     return grad_x, None if sums is None else sums.sum(0)
+
+
+def temporal_convolution(inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None) -> Tensor:
+    """y_t = Σ_k w_k ∘ x_{t-k}: inputs (B, T, S), the inputs before (B, K-1, S), weights (K, S), bool (B, T)."""
+    to, (sizes, given) = _like(inputs), _convolution_given(inputs, taps, weight, reset_mask)
+    _run("temporal_convolution", inputs.dtype, sizes, (), given | {"to": (to, to.numel())})
+    return to
+
+
+def temporal_convolution_backward(
+    inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of inputs, taps and weight."""
+    sizes, given = _convolution_given(inputs, taps, weight, reset_mask)
+    sums = weight.new_empty(_chunks(sizes[0]), *weight.shape)
+    grads = {"grad_inputs": _like(inputs), "grad_taps": torch.empty_like(given["taps"][0]), "grad_weight": sums}
+    given["grad"] = grad.contiguous(), inputs.numel()
+    given |= {name: (tensor, tensor.numel()) for name, tensor in grads.items()}
+    _run("temporal_convolution_backward", inputs.dtype, sizes, (), given)
+    return grads["grad_inputs"], grads["grad_taps"], sums.sum(0)
+
+
+def _convolution_given(
+    inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None
+) -> tuple[tuple[int, ...], Given]:
+    (streams, steps, width), lags = inputs.shape, len(weight)
+    given = {"inputs": (inputs.contiguous(), inputs.numel()), "weight": (weight.contiguous(), lags * width)}
+    given["taps"] = taps.contiguous(), streams * (lags - 1) * width
+    if reset_mask is not None:
+        given["resets"] = reset_mask.contiguous(), streams * steps
+    return (streams * steps, width, steps, lags), given
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:

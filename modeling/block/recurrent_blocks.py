@@ -76,7 +76,7 @@ def temporal_convolution(
     history = kernel_size - 1
     dtype, taps = taps.dtype, taps.to(inputs.dtype)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
-    if inputs.is_cuda and history and (kernels := layer_kernels(inputs, taps, weight)) is not None:
+    if history and inputs.numel() and (kernels := layer_kernels(inputs, taps, weight)) is not None:
         output = _FusedConvolution.apply(kernels, inputs, taps, weight, reset_mask)
         recent = torch.cat([taps, inputs[:, -history:] if lengths is None else inputs], dim=1)
         if episode is not None and lengths is None:

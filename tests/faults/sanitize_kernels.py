@@ -148,6 +148,15 @@ def train_everything(kernel, pool) -> int:
         for vector in (None, y[0]):
             output, scales = kernel.rms_norm(x, vector, 1e-6)
             kernel.rms_norm_backward(x, vector, scales, grad, 1e-6)
+        for mask in (None, torch.rand(1, rows) < 0.3):
+            convolution = (
+                x[None],
+                z[None, :3].repeat(1, 3, 1)[:, :3].contiguous(),
+                torch.randn(4, width, dtype=dtype),
+                mask,
+            )
+            kernel.temporal_convolution(*convolution)
+            kernel.temporal_convolution_backward(*convolution, grad[None])
         targets = torch.randint(0, width, (rows,))
         targets[0] = -100
         kept = kernel.cross_entropy(x, targets, -100)[1]

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hf_recurrent.modeling.block import recurrent_blocks
+
 training_cpu = pytest.importorskip("hf_recurrent.kernels.training_cpu", reason="the kernel was not built")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}
@@ -183,22 +185,15 @@ def test_gated_gelu(dtype, shape):
         assert_near(one, expected, dtype)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_gelu_and_its_slope_are_accurate_everywhere(level):
-    """Also at the ends of the segments on which AVX-512 has polynomials, and where they end."""
-    best = training_cpu.instruction_level()
-    if training_cpu.instruction_level(level) != level:
-        pytest.skip("this machine has no such instructions")
+def test_gelu_and_its_slope_are_accurate_everywhere():
+    """Also at the ends of the segments on which AVX-512 has polynomials, and beyond the last one."""
     segments = torch.arange(-20, 20, 6 / 16)
     x = torch.cat([torch.linspace(-20, 20, 100_001), segments, segments + 1e-6, torch.tensor([-0.0, -1e30, 1e30])])[
         None
     ]
     ones = torch.ones_like(x)
-    try:
-        found, (slope, _) = training_cpu.gated_gelu(x, ones), training_cpu.gated_gelu_backward(x, ones, ones)
-    finally:
-        training_cpu.instruction_level(best)
-    (expected,), (of_x,) = gradients(nn.functional.gelu, (x.double(),), (ones.double(),))
+    (expected,), (of_x,) = gradients(nn.functional.gelu, (x,), (ones,))
+    found, (slope, _) = training_cpu.gated_gelu(x, ones), training_cpu.gated_gelu_backward(x, ones, ones)
     assert ((found - expected).abs() <= 1e-7 * expected.abs().clamp_min(1)).all()
     assert ((slope - of_x).abs() <= 2.5e-7).all()
 
@@ -327,6 +322,36 @@ def test_numbers_that_are_not_finite_stay_visible(number):
     ):
         rows = torch.isfinite(result).all(-1)
         assert rows[[0, 2, 3]].all() and not rows[1]
+
+
+# ---- Temporal convolution ----
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("streams, steps, width, lags", [(1, 1, 8, 5), (3, 7, 5, 4), (2, 64, 33, 4), (5, 130, 48, 2)])
+def test_temporal_convolution(streams, steps, width, lags, dtype, resets, monkeypatch):
+    inputs, grad = (numbers(streams, steps, width, dtype=dtype, seed=seed) for seed in range(2))
+    taps, weight = numbers(streams, lags - 1, width, dtype=dtype), numbers(lags, width, dtype=dtype)
+    mask = numbers(streams, steps) > 0.5 if resets else None
+    found = training_cpu.temporal_convolution(inputs, taps, weight, mask)
+    grads = training_cpu.temporal_convolution_backward(inputs, taps, weight, mask, grad)
+    monkeypatch.setattr(recurrent_blocks, "layer_kernels", lambda *_: None)
+    plain = lambda *tensors: recurrent_blocks.temporal_convolution(*tensors, mask)[0]  # noqa: E731
+    (output,), expected = gradients(plain, (inputs, taps, weight), (grad,))
+    assert_near(found, output, dtype)
+    for one, other in zip(grads, expected, strict=True):
+        assert_near(one, other, dtype, 4)
+
+
+def test_convolution_of_a_model_is_the_kernel():
+    """In training and without gradients, from some size on."""
+    convolution = recurrent_blocks.TemporalConvolution(64, 4)
+    nn.init.normal_(convolution.weight)
+    inputs, taps = numbers(2, 128, 64, dtype=torch.float32), numbers(2, 3, 64, dtype=torch.float32)
+    output, _ = convolution(inputs, taps)
+    assert type(output.grad_fn).__name__ == "_FusedConvolutionBackward"
+    assert torch.equal(output, training_cpu.temporal_convolution(inputs, taps, convolution.weight, None))
 
 
 # ---- Cross-entropy ----
