@@ -1,13 +1,15 @@
 """Addresses of tensors: every pointer that a compiled kernel gets is checked here, because the kernel checks none."""
 
-from collections.abc import Iterable
-from operator import mul
+from collections.abc import Iterable, Sequence
+from operator import attrgetter, le, mul
 
 import torch
 from torch import Tensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _CPU = torch.device("cpu")
+_shape, _is_cpu, _dtype, _layout = map(attrgetter, ("shape", "is_cpu", "dtype", "layout"))
+_storage, _held_bytes = Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 
 class UnreadableTensor(ValueError):
@@ -61,6 +63,26 @@ def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, str
     if elements and not pointer:
         raise UnreadableTensor(f"`{name}` has no memory of its own.")
     return pointer
+
+
+def contiguous_addresses(
+    names: Sequence[str], tensors: Sequence[Tensor], shapes: Sequence[torch.Size], dtype: torch.dtype
+) -> list[int]:
+    """[`address`] of tensors that also have these shapes, with fewer steps of Python for all of them together."""
+    usual = (
+        all(map(_PLAIN.__contains__, map(type, tensors)))
+        and [*map(_shape, tensors)] == shapes
+        and all(map(_is_cpu, tensors))
+        and all(map(Tensor.is_contiguous, tensors))
+        and {*map(_dtype, tensors)} == {dtype}
+        and {*map(_layout, tensors)} == {torch.strided}
+        and not any(map(Tensor.is_neg, tensors))
+        and all(map(le, map(_required_bytes, tensors), map(_held_bytes, map(_storage, tensors))))
+    )
+    if usual and not dtype.is_complex and all(pointers := [*map(Tensor.data_ptr, tensors)]):
+        return pointers
+    check_shapes({name: pair for name, *pair in zip(names, tensors, shapes, strict=True)})
+    return [address(name, x, dtype, x.numel()) for name, x in zip(names, tensors, strict=True)]
 
 
 def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtype: torch.dtype) -> list[int]:

@@ -7,37 +7,22 @@ rows.
 Shape letters: B streams, T steps, M model width, S state width; `inner` is the width of the MLP.
 """
 
-import struct
-import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .addresses import address, check_shapes
+from .addresses import address, check_shapes, contiguous_addresses
+from .chains import MOST_THREADS, Chain, Layout, Rows, Template, symbols, weight_gradients, workspace
 from .linear_scan_cpu import _WIDE_STEPS
 from .output_memory import is_simulated
 from .thread_count import free_threads, num_threads
-from .training_cpu import _CHUNK, _PANEL, _functions, _library, empty
+from .training_cpu import _CHUNK, empty
 
-_LINE = 64  # bytes to which parts of a workspace are aligned
-_HEADER, _PRODUCT = 14, 17  # words of the structs chain and product in training_cpu.c
-_MOST_THREADS = 63  # a bit for each
-_PASSES = {
-    name: number
-    for number, name in enumerate(
-        (
-            *("product", "rms_norm", "rms_norm_backward", "gated_norm", "gated_norm_backward"),
-            *("gated_recurrence", "gated_recurrence_backward"),
-        )
-    )
-}
-_CHAINS = {}
-for _dtype, _suffix in {torch.float32: "float32", torch.float64: "float64"}.items():
-    _CHAINS[_dtype] = getattr(_library, f"hf_chain_{_suffix}")
-    _CHAINS[_dtype].argtypes, _CHAINS[_dtype].restype = _functions["products", _dtype].argtypes, None
+_CALLS = 64  # sizes and options whose calls are remembered
 
 
 class LayerWeights(NamedTuple):
@@ -92,37 +77,39 @@ def layer(
     """
     sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
     output, last = empty(hidden.shape, dtype), torch.empty_like(state, memory_format=torch.contiguous_format)
-    kept = empty(torch.Size((sizes.kept().total,)), dtype)
-    into_state, into_inner = (sizes.model, sizes.state), (sizes.model, sizes.inner)
-    maps = [*[into_state] * 4, into_state[::-1], *[into_inner] * 2, into_inner[::-1]]
-    chain = _Chain(dtype, sizes, maps=maps, rounded=rounded)
+    kept = empty(torch.Size((_kept(sizes).elements,)), dtype)
+    call = _forward(_Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)))
+    memory = workspace(call.size, dtype)
     if not is_simulated():
-        hidden, state = hidden.contiguous(), state.contiguous()
-        reset_mask = None if reset_mask is None else reset_mask.contiguous()
-        given, k = _given(sizes, hidden, state, reset_mask, weights), sizes.kept().pointers(kept)
-        _add_layer(chain, sizes, given, eps, k, last.data_ptr(), output.data_ptr())
-        chain.run()
+        hidden, state, reset_mask, given = _given(sizes, hidden, state, reset_mask, weights)
+        call.run(np.array([*given, memory, kept.data_ptr(), last.data_ptr(), output.data_ptr()]))
     return output, last, kept
 
 
-def _add_layer(
-    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k: dict[str, int], last: int, output: int
-) -> None:
-    """The passes of [`layer`] from and to addresses; `k` of the arrays that are kept."""
-    w, model, state, inner = given.weights, sizes.model, sizes.state, sizes.inner
+@lru_cache(_CALLS)
+def _forward(options: "_Options") -> Template:
+    at = symbols((*_GIVEN, "memory", "kept", "last", "output"))
+    sizes, eps, w, k = options.sizes, options.eps, _weights(at), _kept(options.sizes).pointers(at["kept"])
+    chain, model, state, inner = options.chain(at["memory"]), sizes.model, sizes.state, sizes.inner
     normed, gated, mlp_gated = chain.local(model), chain.local(state), chain.local(inner)
-    chain.reads(model, given.hidden)
-    chain.rms_norm(eps.norm, given.hidden, w.norm, normed, k["scales"])
+    chain.reads(model, at["hidden"])
+    chain.rms_norm(eps.norm, model, at["hidden"], w.norm, normed, k["scales"])
     for name, weight in _inward(w):
         chain.map(normed, weight, state, model, k[name])
-    chain.recurrence(k, w.rate, given.state, given.resets, last)
+    chain.recurrence(state, k, w.rate, at["state"], at["resets"], at["last"])
     chain.gated_norm(eps.gated, state, k["gate"], k["states"], gated, k["moments"])
-    chain.map(gated, w.out, model, state, k["hidden"], plus=given.hidden)
-    chain.rms_norm(eps.mlp_norm, k["hidden"], w.mlp_norm, normed, k["mlp_scales"])
+    chain.map(gated, w.out, model, state, k["hidden"], plus=at["hidden"])
+    chain.rms_norm(eps.mlp_norm, model, k["hidden"], w.mlp_norm, normed, k["mlp_scales"])
     chain.map(normed, w.mlp_gate, inner, model, k["mlp_gate"])
     chain.map(normed, w.up, inner, model, k["up"])
     chain.gated_norm(eps.mlp_gated, inner, k["mlp_gate"], k["up"], mlp_gated, k["mlp_moments"])
-    chain.map(mlp_gated, w.down, model, inner, output, plus=k["hidden"])
+    chain.map(mlp_gated, w.down, model, inner, at["output"], plus=k["hidden"])
+    return chain.template()
+
+
+def _weights(at: dict[str, int], prefix: str = "") -> LayerWeights:
+    """Symbols of the weights, or with the prefix `grad_` of their gradients."""
+    return LayerWeights(*(at[prefix + name] for name in LayerWeights._fields))
 
 
 def _inward(weights: LayerWeights) -> list[tuple[str, int]]:
@@ -154,104 +141,106 @@ def layer_backward(
 ) -> LayerGradients:
     """Gradients from those of the output (B, T, M) and of the last state (B, S); `wanted` says of which weights."""
     sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
-    grad_hidden, grad_state = (
-        empty(hidden.shape, dtype),
-        torch.empty_like(state, memory_format=torch.contiguous_format),
-    )
-    scratch = empty(torch.Size((sizes.scratch().total,)), dtype)
-    chunks = -(-sizes.rows // _CHUNK)
+    grad_hidden = empty(hidden.shape, dtype)
+    grad_state = torch.empty_like(state, memory_format=torch.contiguous_format)
+    scratch = empty(torch.Size((_scratch(sizes).elements,)), dtype)
+    chunks = -(-sizes.rows.count // _CHUNK)
     sums = LayerWeights(
         *(hidden.new_empty(chunks, len(w)) if w.dim() == 1 else empty(w.shape, dtype) for w in weights)
     )
-    options = {"rounded": rounded, "descends": True}
-    maps_of_mlp = [(sizes.model, sizes.inner), *[(sizes.inner, sizes.model)] * 2]
-    maps_of_block = [(sizes.model, sizes.state), *[(sizes.state, sizes.model)] * 4]
-    mlp = _Chain(dtype, sizes, maps=maps_of_mlp, **options)
+    calls = _backward(_Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)), tuple(wanted))
+    memory = workspace(max(call.size for call in calls), dtype)
     if not is_simulated():
-        hidden, state, grad = hidden.contiguous(), state.contiguous(), grad.contiguous()
-        reset_mask = None if reset_mask is None else reset_mask.contiguous()
-        grad_last = None if grad_last is None else grad_last.contiguous()
-        given = _given(sizes, hidden, state, reset_mask, weights)
-        address("kept", kept, dtype, sizes.kept().total)
-        k, s = sizes.kept().pointers(kept), sizes.scratch().pointers(scratch)
-        s |= {"output": address("grad", grad, dtype, hidden.numel())}
-        s |= {"last": 0 if grad_last is None else address("grad_last", grad_last, dtype, state.numel())}
-        s |= {"layer": grad_hidden.data_ptr(), "state": grad_state.data_ptr()}
-        to = LayerWeights(*(each.data_ptr() for each in sums))
-        _add_mlp_backward(mlp, sizes, given, eps, k, s, to)
-        mlp.run()
-        _weight_gradients(_mlp_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
-        block = _Chain(dtype, sizes, maps=maps_of_block, **options)
-        _add_block_backward(block, sizes, given, eps, k, s, to)
-        block.run()
-        _weight_gradients(_block_maps(sizes, k, s), sizes.rows, dtype, to, wanted, rounded)
+        hidden, state, reset_mask, given = _given(sizes, hidden, state, reset_mask, weights)
+        grad, grad_last = grad.contiguous(), None if grad_last is None else grad_last.contiguous()
+        grads = (
+            address("kept", kept, dtype, _kept(sizes).elements),
+            address("grad", grad, dtype, hidden.numel()),
+            0 if grad_last is None else address("grad_last", grad_last, dtype, state.numel()),
+        )
+        results = [each.data_ptr() for each in (grad_hidden, grad_state, scratch, *sums)]
+        addresses = np.array([*given, memory, *grads, *results])
+        for call in calls:
+            call.run(addresses)
     found = (each.sum(0) if w.dim() == 1 else each for each, w in zip(sums, weights, strict=True))
     chosen = (each if want else None for each, want in zip(found, wanted, strict=True))
     return LayerGradients(grad_hidden, grad_state, LayerWeights(*chosen))
 
 
-def _add_mlp_backward(
-    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
-) -> None:
-    """The passes back to the input of the second norm.
+@lru_cache(_CALLS)
+def _backward(options: "_Options", wanted: Sequence[bool]) -> list[Template]:
+    """Passes and products for the weights; the gradients of vectors are sums over the rows of each chunk."""
+    names = ("memory", "kept", "grad_output", "grad_last", "grad_input", "grad_state", "scratch")
+    at = symbols((*_GIVEN, *names, *(f"grad_{name}" for name in LayerWeights._fields)))
+    k, s = _kept(options.sizes).pointers(at["kept"]), _scratch(options.sizes).pointers(at["scratch"])
+    to, calls = _weights(at, "grad_"), []
+    for passes in (_mlp_backward, _block_backward):
+        chain = options.chain(at["memory"], descends=True)
+        maps = passes(chain, options, at, k, s, to)
+        chosen = [
+            (*maps[name], result)
+            for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True)
+            if name in maps and is_wanted
+        ]
+        rows, given = options.sizes.rows.count, {"threads": options.threads, "rounded": options.rounded}
+        calls += [chain.template(), *weight_gradients(options.sizes.dtype, chosen, rows, **given)]
+    return calls
+
+
+_At = dict[str, int]  # name → symbol
+_Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
+
+
+def _mlp_backward(chain: Chain, options: "_Options", at: _At, k: _At, s: _At, to: LayerWeights) -> _Maps:
+    """The passes back to the input of the second norm; returns the maps for the gradients of weights.
 
     Args:
-        k: addresses of the arrays that were kept, by name.
-        s: of the gradients of arrays, of the layer's output, last state, input ("layer") and state.
-        to: of the gradients of weights; of vectors, the sums over the rows of each chunk.
+        k: what was kept.
+        s: gradients of it, and inputs of maps.
+        to: gradients of weights.
     """
-    w, model, inner = given.weights, sizes.model, sizes.inner
+    eps, w, model, inner = options.eps, _weights(at), options.sizes.model, options.sizes.inner
     normed, gated = chain.local(model), chain.local(inner)
     chain.reads(inner, k["mlp_gate"], k["up"])
-    chain.reads(model, s["output"], k["hidden"])
-    chain.map_backward(s["output"], w.down, model, inner, gated)
+    chain.reads(model, at["grad_output"], k["hidden"])
+    chain.map_backward(at["grad_output"], w.down, model, inner, gated)
     chain.gated_norm_backward(
         eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"], s["mlp_gated"]
     )
     chain.map_backward(s["mlp_gate"], w.mlp_gate, inner, model, normed)
     chain.map_backward(s["up"], w.up, inner, model, normed, add=True)
     chain.rms_norm_backward(
-        *(eps.mlp_norm, k["hidden"], w.mlp_norm, k["mlp_scales"], normed),
-        *(s["hidden"], to.mlp_norm, s["output"], s["mlp_normed"]),
+        *(eps.mlp_norm, model, k["hidden"], w.mlp_norm, k["mlp_scales"], normed),
+        *(s["hidden"], to.mlp_norm, at["grad_output"], s["mlp_normed"]),
     )
+    return {
+        "mlp_gate": (s["mlp_gate"], inner, s["mlp_normed"], model),
+        "up": (s["up"], inner, s["mlp_normed"], model),
+        "down": (at["grad_output"], model, s["mlp_gated"], inner),
+    }
 
 
-def _add_block_backward(
-    chain: "_Chain", sizes: "_Sizes", given: "_Given", eps: Epsilons, k, s, to: LayerWeights
-) -> None:
-    """The passes from there to the layer's input; arguments as in [`_add_mlp_backward`]."""
-    w, model, state = given.weights, sizes.model, sizes.state
+def _block_backward(chain: Chain, options: "_Options", at: _At, k: _At, s: _At, to: LayerWeights) -> _Maps:
+    """The same from there to the layer's input."""
+    eps, w, model, state = options.eps, _weights(at), options.sizes.model, options.sizes.state
     normed, gated, states = chain.local(model), chain.local(state), chain.local(state)
     chain.reads(state, k["gate"], k["states"], k["recurrence_gate"], k["input_gate"], k["inputs"])
-    chain.reads(model, s["hidden"], given.hidden)
+    chain.reads(model, s["hidden"], at["hidden"])
     chain.map_backward(s["hidden"], w.out, model, state, gated)
     chain.gated_norm_backward(
         eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states, s["gated"]
     )
+    grads = s | {"last": at["grad_last"], "state": at["grad_state"]}
     chain.recurrence_backward(
-        k, s, w.rate, given.state, given.resets, grad_states=states, log_decays=gated, grad_rate=to.rate
+        *(state, k, grads, w.rate, at["state"], at["resets"]),
+        **{"grad_states": states, "log_decays": gated, "grad_rate": to.rate},
     )
     for number, (name, weight) in enumerate(_inward(w)):
         chain.map_backward(s[name], weight, state, model, normed, add=number > 0)
     chain.rms_norm_backward(
-        eps.norm, given.hidden, w.norm, k["scales"], normed, s["layer"], to.norm, s["hidden"], s["normed"]
+        *(eps.norm, model, at["hidden"], w.norm, k["scales"], normed),
+        *(at["grad_input"], to.norm, s["hidden"], s["normed"]),
     )
-
-
-_Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
-
-
-def _mlp_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
-    model, inner = sizes.model, sizes.inner
-    return {
-        "mlp_gate": (s["mlp_gate"], inner, s["mlp_normed"], model),
-        "up": (s["up"], inner, s["mlp_normed"], model),
-        "down": (s["output"], model, s["mlp_gated"], inner),
-    }
-
-
-def _block_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
-    model, state = sizes.model, sizes.state
     return {
         "recurrence_gate": (s["recurrence_gate"], state, s["normed"], model),
         "input_gate": (s["input_gate"], state, s["normed"], model),
@@ -261,262 +250,88 @@ def _block_maps(sizes: "_Sizes", k: dict[str, int], s: dict[str, int]) -> _Maps:
     }
 
 
-def _weight_gradients(
-    maps: _Maps, rows: int, dtype: torch.dtype, to: LayerWeights, wanted: Sequence[bool], rounded: bool
-) -> None:
-    """Gradients of the wanted matrices, gradᵀ · input, to their addresses."""
-    words, before = [], 0
-    for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True):
-        if name in maps and is_wanted:
-            grad, outputs, inputs, width = maps[name]
-            shares, before = inputs == before, inputs
-            words += (outputs, rows, width, grad, 1, outputs, inputs, width, 1, result, width)
-            words += (0, 0, 0, 0, shares, 0)
-    if words:
-        _functions["products", dtype](_packed([free_threads(), len(words) // _PRODUCT, rounded, *words]))
-
-
 # ---- Sizes and memory ----
 
 
-class _Layout:
-    """Offsets of arrays in one tensor; each begins at a line of the cache, if the tensor does."""
-
-    def __init__(self, widths: dict[str, int], rows: int, item_size: int):
-        self.offsets, at = {}, 0
-        for name, width in widths.items():
-            self.offsets[name] = at * item_size
-            at += -(-rows * width * item_size // _LINE) * _LINE // item_size
-        self.total = at
-
-    def pointers(self, tensor: Tensor) -> dict[str, int]:
-        begin = tensor.data_ptr()
-        return {name: begin + offset for name, offset in self.offsets.items()}
-
-
 class _Sizes(NamedTuple):
-    streams: int
-    steps: int
+    rows: Rows
     model: int
     state: int
     inner: int
-    item_size: int
+    dtype: torch.dtype
 
     @classmethod
     def of(cls, hidden: Tensor, weights: LayerWeights) -> "_Sizes":
         streams, steps, width = hidden.shape
-        return cls(streams, steps, width, len(weights.rate), len(weights.up), hidden.dtype.itemsize)
+        return cls(Rows(streams, steps), width, len(weights.rate), len(weights.up), hidden.dtype)
 
-    @property
-    def rows(self) -> int:
-        return self.streams * self.steps
 
-    def kept(self) -> _Layout:
-        """Arrays that the backward pass reads."""
-        return _kept(self)
+class _Options(NamedTuple):
+    """What a layer's calls depend on besides addresses."""
 
-    def scratch(self) -> _Layout:
-        """What gradients of weights are computed from: gradients of the arrays with these names, and, computed again,
-        inputs of their maps.
-        """
-        return _scratch(self)
+    sizes: _Sizes
+    eps: Epsilons
+    rounded: bool
+    threads: int
+
+    def chain(self, memory: int, descends: bool = False) -> Chain:
+        given = {"threads": self.threads, "rounded": self.rounded, "descends": descends}
+        return Chain(self.sizes.dtype, self.sizes.rows, memory, **given)
 
 
 @cache
-def _kept(sizes: _Sizes) -> _Layout:
+def _kept(sizes: _Sizes) -> Layout:
+    """Arrays that the backward pass reads."""
     widths = {"hidden": sizes.model}
     widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "states"), sizes.state)
     widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
     widths |= {"scales": 1, "mlp_scales": 1, "moments": 6, "mlp_moments": 6}
-    return _Layout(widths, sizes.rows, sizes.item_size)
+    return Layout(widths, sizes.rows.count, sizes.dtype.itemsize)
 
 
 @cache
-def _scratch(sizes: _Sizes) -> _Layout:
+def _scratch(sizes: _Sizes) -> Layout:
+    """What gradients of weights are computed from.
+
+    They are gradients of the arrays with these names, and inputs of the maps, which are computed again.
+    """
     model, state, inner = sizes.model, sizes.state, sizes.inner
     of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), inner) | {"mlp_normed": model}
     of_block = dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "gated"), state) | {"normed": model}
-    layouts = [_Layout({"hidden": model} | widths, sizes.rows, sizes.item_size) for widths in (of_mlp, of_block)]
+    layouts = [
+        Layout({"hidden": model} | widths, sizes.rows.count, sizes.dtype.itemsize) for widths in (of_mlp, of_block)
+    ]
     # What belongs to the MLP has been read when that of the block is written.
     layouts[0].offsets |= layouts[1].offsets
-    layouts[0].total = max(layout.total for layout in layouts)
+    layouts[0].elements = max(layout.elements for layout in layouts)
     return layouts[0]
 
 
-class _Given(NamedTuple):
-    """Addresses of a layer's inputs."""
-
-    hidden: int
-    state: int
-    resets: int
-    weights: LayerWeights
+_GIVEN = ("resets", "hidden", "state", *LayerWeights._fields)
 
 
-def _given(sizes: _Sizes, hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights) -> _Given:
-    """Addresses of contiguous tensors; raises UnreadableTensor where they do not fit together."""
-    shapes, dtype = _shapes(sizes), hidden.dtype
-    if any(weight.shape != shape for weight, shape in zip(weights, shapes, strict=True)):
-        check_shapes({name: pair for name, *pair in zip(weights._fields, weights, shapes, strict=True)})
-    check_shapes({"state": (state, (sizes.streams, sizes.state)), "reset_mask": (reset_mask, hidden.shape[:2])})
-    return _Given(
-        address("hidden", hidden, dtype, hidden.numel()),
-        address("state", state, dtype, state.numel()),
-        0 if reset_mask is None else address("reset_mask", reset_mask, torch.bool, reset_mask.numel()),
-        LayerWeights(*(address("weight", weight, dtype, weight.numel()) for weight in weights)),
-    )
+def _given(
+    sizes: _Sizes, hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights
+) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
+    """The inputs contiguous, and the addresses of [`_GIVEN`].
+
+    Raises:
+        UnreadableTensor: they do not fit together.
+    """
+    hidden, state, resets = hidden.contiguous(), state.contiguous(), 0
+    if reset_mask is not None:
+        check_shapes({"reset_mask": (reset_mask, hidden.shape[:2])})
+        reset_mask = reset_mask.contiguous()
+        resets = address("reset_mask", reset_mask, torch.bool, reset_mask.numel())
+    found = contiguous_addresses(_GIVEN[1:], (hidden, state, *weights), _shapes(sizes), sizes.dtype)
+    return hidden, state, reset_mask, [resets, *found]
 
 
 @cache
-def _shapes(sizes: _Sizes) -> LayerWeights:
-    """The shapes of a layer's weights."""
+def _shapes(sizes: _Sizes) -> list[torch.Size]:
+    """The shapes of a layer's input, state and weights."""
     model, state, inner = sizes.model, sizes.state, sizes.inner
     inward, shapes = (state, model), {"rate": (state,), "norm": (model,), "mlp_norm": (model,), "out": (model, state)}
     shapes |= dict.fromkeys(("recurrence_gate", "input_gate", "input_projection", "gate"), inward)
-    return LayerWeights(**shapes, mlp_gate=(inner, model), up=(inner, model), down=(model, inner))
-
-
-# ---- Chains of passes, as words of the structs in training_cpu.c ----
-
-
-def _packed(words: Sequence[int]) -> bytes:
-    return struct.pack(f"={len(words)}q", *words)
-
-
-@cache
-def _bits(number: float) -> int:
-    """A double as an integer of the same bits."""
-    return struct.unpack("=q", struct.pack("=d", number))[0]
-
-
-_own = threading.local()
-
-
-def _workspace(name: str, elements: int, dtype: torch.dtype) -> int:
-    """The address of memory of this thread, until it asks for `name` again."""
-    memory = getattr(_own, name, None)
-    if is_simulated() or memory is None or memory.nbytes < elements * dtype.itemsize:
-        memory = empty(torch.Size((elements,)), dtype)
-    if is_simulated():
-        return 0
-    setattr(_own, name, memory)
-    return memory.data_ptr()
-
-
-class _Chain:
-    """Passes that run one after another on each tile of rows; a thread makes and runs one at a time.
-
-    Args:
-        maps: inputs and outputs of its products.
-        rounded: as in [`layer`].
-        descends: the last rows come first.
-    """
-
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        sizes: _Sizes,
-        *,
-        maps: Sequence[tuple[int, int]],
-        rounded: bool,
-        descends: bool = False,
-    ):
-        self._dtype, self._sizes, self._rounded, self._descends = dtype, sizes, rounded, descends
-        self._stages: list[tuple[int, Sequence[int]]] = []  # number of the pass, and its struct
-        elements = sum(inputs * -(-outputs // _PANEL) * _PANEL for inputs, outputs in maps)
-        self._panel_at = _workspace("panels", elements, dtype)
-        self._local_bytes = 0
-        self._local_widths: dict[int, int] = {}
-        self._given: list[int] = []
-
-    def _product(self, depth, width, a, b, b_depth, b_column, to, add, plus) -> None:
-        panels = self._panel_at
-        self._panel_at += -(-width // _PANEL) * _PANEL * depth * self._dtype.itemsize
-        of_a, of_b = (a, depth, 1), (b, b_depth, b_column)
-        words = (self._sizes.rows, depth, width, *of_a, *of_b, to, width, add, panels, 1, 0, 0, plus)
-        self._pass("product", words)
-
-    def map(self, x: int, weight: int, outputs: int, inputs: int, to: int, plus: int = 0) -> None:
-        """`to` = x · weightᵀ, plus a matrix, for a weight (outputs, inputs)."""
-        self._product(inputs, outputs, x, weight, 1, inputs, to, 0, plus)
-
-    def map_backward(self, grad: int, weight: int, outputs: int, inputs: int, to: int, add: bool = False) -> None:
-        """`to` = grad · weight, or with `add` +=."""
-        self._product(outputs, inputs, grad, weight, inputs, 1, to, add, 0)
-
-    def _pass(self, name: str, words: Sequence[int]) -> None:
-        self._stages.append((_PASSES[name], words))
-
-    def rms_norm(self, eps: float, x: int, weight: int, to: int, scales: int) -> None:
-        self._pass("rms_norm", (1, self._sizes.rows, self._sizes.model, _bits(eps), x, weight, to, scales, 0, 0, 0, 0))
-
-    def rms_norm_backward(self, eps, x, weight, scales, grad, to, grad_weight, plus, normed) -> None:
-        """`to` is the gradient of x, plus a matrix; `normed` is the output once more."""
-        sizes = 1, self._sizes.rows, self._sizes.model
-        self._pass("rms_norm_backward", (*sizes, _bits(eps), x, weight, to, scales, grad, grad_weight, plus, normed))
-
-    def gated_norm(self, eps: float, width: int, gate: int, value: int, to: int, moments: int) -> None:
-        sizes = 1, self._sizes.rows, width
-        self._pass("gated_norm", (*sizes, _bits(eps), gate, value, to, moments, 0, 0, 0))
-
-    def gated_norm_backward(self, eps, width, gate, value, moments, grad, grad_gate, grad_value, to) -> None:
-        """`to` is the output once more."""
-        sizes = 1, self._sizes.rows, width
-        self._pass("gated_norm_backward", (*sizes, _bits(eps), gate, value, to, moments, grad, grad_gate, grad_value))
-
-    def recurrence(self, kept: dict[str, int], rate: int, initial: int, resets: int, last: int) -> None:
-        words = self._recurrence_words(kept, rate, initial, resets, last)
-        self._pass("gated_recurrence", (*words, *[0] * 8))
-
-    def recurrence_backward(self, kept, grads, rate, initial, resets, *, grad_states, log_decays, grad_rate) -> None:
-        """`log_decays` is memory for as many numbers as there are states."""
-        words = self._recurrence_words(kept, rate, initial, resets, 0)
-        words += (grad_states, grads["last"], grads["state"])
-        words += (*(grads[name] for name in ("recurrence_gate", "input_gate", "inputs")), log_decays, grad_rate)
-        self._pass("gated_recurrence_backward", words)
-
-    def _recurrence_words(self, kept, rate, initial, resets, last) -> tuple[int, ...]:
-        sizes = self._sizes.rows, self._sizes.state, self._sizes.steps
-        gates = kept["recurrence_gate"], rate, kept["input_gate"], kept["inputs"]
-        return (*sizes, *gates, initial, resets, kept["states"], last)
-
-    def reads(self, width: int, *begins: int) -> None:
-        """Matrices of `width` columns that the passes find in memory: products ask for the rows of the next tile."""
-        for begin in begins:
-            self._given += (begin, width * self._dtype.itemsize)
-
-    def local(self, width: int) -> int:
-        """In place of an address: memory of each thread for the rows of a tile."""
-        found = -1 - self._local_bytes
-        self._local_widths[found] = width
-        self._local_bytes += -(-_CHUNK * width * self._dtype.itemsize // _LINE) * _LINE
-        return found
-
-    def run(self) -> None:
-        """Compute; the tensors of all addresses must be alive."""
-        product = _PASSES["product"]
-        products = [words for number, words in self._stages if number == product]
-        others = [words for number, words in self._stages if number != product]
-        at = _HEADER + 2 * len(self._stages) + 3
-        starts = {product: at, None: at + _PRODUCT * len(products)}
-        stages = []
-        for number, words in self._stages:
-            kind = product if number == product else None
-            stages += (number, 8 * starts[kind])
-            starts[kind] += len(words)
-        body = [*stages, 1, len(products), self._rounded]
-        for each in (*products, *others):
-            body += each
-        locals_at, item_size, pointers = _HEADER + len(body), self._dtype.itemsize, []
-        for place, word in enumerate(body, _HEADER):
-            if word < 0:
-                pointers += (place, self._local_widths[word] * item_size, -1 - word)
-        threads, given_at = min(free_threads(), _MOST_THREADS), locals_at + len(pointers)
-        words = given_at + len(self._given)
-        thread_bytes = -(-(8 * words + self._local_bytes) // _LINE) * _LINE
-        memory = _workspace("rows", threads * thread_bytes // item_size, self._dtype)
-        header = [
-            threads, self._sizes.rows, max(self._sizes.steps, _CHUNK), self._descends, self._rounded,
-            8 * (at - 3), 8 * locals_at, len(pointers) // 3, words, 8 * given_at, len(self._given) // 2,
-            memory, thread_bytes, len(self._stages),
-        ]  # fmt: skip
-        _CHAINS[self._dtype](_packed([*header, *body, *pointers, *self._given]))
+    weights = LayerWeights(**shapes, mlp_gate=(inner, model), up=(inner, model), down=(model, inner))
+    return [*map(torch.Size, ((*sizes.rows, model), (sizes.rows.streams, state), *weights))]
