@@ -77,7 +77,7 @@ def test_sensitivities_are_those_of_the_rule(arguments, unit, method):
 
 @pytest.mark.long
 def test_what_lowers_memory(arguments):
-    counter = MemoryCounter(lambda: build(num_hidden_layers=3), arguments)
+    counter = MemoryCounter(lambda: build(num_hidden_layers=6), arguments)
     setting = dataclasses.replace(SETTING, streams=16, block_size=64, stride=64, processes=4)
     found = {change.flags: change.memory for change in changes(setting, counter)}
     before = counter.count(setting)
