@@ -12,6 +12,7 @@ from torch import nn
 from ..contexts.count_memory import STATE_PART
 from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
 from ..step.single_step import choose_step_weights, run_single_step
+from ..step.module_watch import StepLoop
 from .block_inputs import read_masks
 from .causal_lm_loss import causal_lm_loss
 from .linear_maps import linear_map
@@ -102,7 +103,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             kwargs: `shift_labels` (B, T), already the next bytes, instead of `labels`, so that T = 1 trains too (no
                 parameter: transformers' `Trainer` wants those in each batch); `target_weights` (B, T) of their losses;
                 `num_items_in_batch`, which divides the summed loss; marks of packed documents, which start at resets;
-                `per_token`: the losses of all `shift_labels`, and no logits; `sampled`: a count memory does not learn.
+                `per_token`: the losses of all `shift_labels`, and no logits; `sampled`: a count memory does not learn;
+                `step_loop`, from [`loop_of_steps`].
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
@@ -112,7 +114,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         per_token, sampled = kwargs.pop("per_token", False), bool(kwargs.pop("sampled", False))
-        target_weights = kwargs.pop("target_weights", None)
+        target_weights, step_loop = kwargs.pop("target_weights", None), kwargs.pop("step_loop", None)
         loss = token_losses = network_losses = None
         given = {"attention_mask": attention_mask, "reset_mask": reset_mask, "inputs_embeds": inputs_embeds}
         given |= {"output_hidden_states": output_hidden_states, **kwargs}
@@ -121,7 +123,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
         network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
-        logits, new_state, hidden_states = self._read_network(network if is_plain else network | given, is_plain)
+        if is_plain:
+            logits, new_state, hidden_states = self._read_plain(network, step_loop)
+        else:
+            logits, new_state, hidden_states = self._read_network(network | given)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
@@ -136,12 +141,17 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
         return output if return_dict else output.to_tuple()
 
-    def _read_network(self, inputs: dict[str, Any], is_plain: bool) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+    def _read_plain(
+        self, inputs: dict[str, Any], loop: StepLoop | None
+    ) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+        """As `_read_network`, without masks, embeddings and hidden states: perhaps a single step."""
+        single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"], loop)
+        if single_step is None:
+            return self._read_network(inputs)
+        return single_step[0], single_step[1] if inputs["use_cache"] else None, None
+
+    def _read_network(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, RecurrentState | None, Any]:
         """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
-        if is_plain:
-            single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"])
-            if single_step is not None:
-                return single_step[0], single_step[1] if inputs["use_cache"] else None, None
         outputs = self.model(**inputs, return_dict=True)
         return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
 
@@ -160,8 +170,21 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         """
         choose_step_weights(self, weights)
 
+    def loop_of_steps(self) -> dict[str, StepLoop]:
+        """An argument for all calls of `forward` of one loop that reads single tokens, which it makes faster.
+
+        Such a loop looks for changes of the model less often, see [`StepLoop`]. Values of weights that are changed in
+        place take effect at once.
+        """
+        is_own = type(self).forward is RecurrentForCausalLM.forward and "forward" not in vars(self)
+        return {"step_loop": StepLoop()} if is_own else {}
+
     def _read_token(
-        self, input_ids: torch.Tensor | None, state: RecurrentState | None, kept: int | torch.Tensor
+        self,
+        input_ids: torch.Tensor | None,
+        state: RecurrentState | None,
+        kept: int | torch.Tensor,
+        loop: StepLoop | None = None,
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
         if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
@@ -174,4 +197,4 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])
         state = self.model.init_state(shape[0], input_ids.device) if state is None else state
-        return run_single_step(self, input_ids, state)
+        return run_single_step(self, input_ids, state, loop)

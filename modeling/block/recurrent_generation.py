@@ -261,6 +261,12 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         stock = UnbatchedClassifierFreeGuidanceLogitsProcessor
         return LogitsProcessorList(RecurrentGuidance(p) if type(p) is stock else p for p in processors)
 
+    def _sample(self, input_ids, **options):
+        return super()._sample(input_ids, **options, **self.loop_of_steps())
+
+    def _beam_search(self, input_ids, **options):
+        return super()._beam_search(input_ids, **options, **self.loop_of_steps())
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
@@ -273,6 +279,7 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
             left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels", "state_recorder")
             inputs = {name: value for name, value in kwargs.items() if name not in left_out}
             return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
+        kwargs.pop("step_loop", None)
         inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs["logits_to_keep"] = 1
         return inputs

@@ -18,7 +18,7 @@ from torch import nn
 from ..block.recurrent_state import RecurrentState
 from .captured_step import CapturedStep
 from .compiled_step import WEIGHT_TYPES, CompiledStep, kernel_for
-from .module_watch import ModuleWatch
+from .module_watch import ModuleWatch, StepLoop
 
 _STEP_CLASSES: dict[str, type[CompiledStep | CapturedStep]] = {"cpu": CompiledStep, "cuda": CapturedStep}
 # Of one model; each graph keeps memory on its device.
@@ -48,7 +48,7 @@ def plain_forward() -> Iterator[None]:
 
 
 def run_single_step(
-    model: nn.Module, inputs: torch.Tensor, state: RecurrentState
+    model: nn.Module, inputs: torch.Tensor, state: RecurrentState, loop: StepLoop | None = None
 ) -> tuple[torch.Tensor, RecurrentState] | None:
     """Read one token of every stream, without gradients.
 
@@ -56,17 +56,23 @@ def run_single_step(
         model: a backbone, or a language model.
         inputs: for a backbone (B, 1, M), the embedded tokens, for a language model (B, 1), their ids.
         state: of these streams.
+        loop: of this step, of a language model.
 
     Returns:
         The output after the final norm (B, 1, M) or the logits (B, 1, V), and the new state, or None where plain
         `forward` has to run.
     """
-    step = find_single_step(model, inputs)
+    step = find_single_step(model, inputs, loop)
     return None if step is None else step.run(model, inputs, state)
 
 
-def find_single_step(model: nn.Module, inputs: torch.Tensor) -> CompiledStep | CapturedStep | None:
-    """The fast step of `model` as it is now, for inputs like `inputs`, or None."""
+def find_single_step(
+    model: nn.Module, inputs: torch.Tensor, loop: StepLoop | None = None
+) -> CompiledStep | CapturedStep | None:
+    """The fast step of `model` as it is now, for inputs like `inputs`, or None.
+
+    With a `loop` it may be the step of the model as it was within the last 64 steps of that loop.
+    """
     step_class = _STEP_CLASSES.get(inputs.device.type)
     if (
         step_class is None
@@ -82,7 +88,7 @@ def find_single_step(model: nn.Module, inputs: torch.Tensor) -> CompiledStep | C
     ):
         return None
     found = _steps.get(model)
-    if found is None or not found.watch.unchanged():
+    if found is None or not (found.watch.unchanged() if loop is None else loop.unchanged(found.watch)):
         if not step_class.is_supported(model, inputs):
             return None
         found = _ModelSteps(ModuleWatch(model), {})
