@@ -21,6 +21,9 @@ from .recurrent_generation import RecurrentGenerationMixin
 from .recurrent_state import RecurrentState
 from .tensor_checks import check_token_ids, kept_steps
 
+# A configuration's own way to an attribute takes as long as the step of a small model.
+_fields = object.__getattribute__
+
 
 @dataclass
 class RecurrentCausalLMOutput(RecurrentOutput):
@@ -109,7 +112,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
         """
-        config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
+        config = _fields(self.config, "__dict__")
         return_dict = config["return_dict"] if return_dict is None else return_dict
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
@@ -138,7 +141,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items, target_weights)
-        output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
+        output = RecurrentCausalLMOutput.of(
+            loss=loss,
+            logits=logits,
+            state=new_state,
+            hidden_states=hidden_states,
+            token_losses=token_losses,
+            network_losses=network_losses,
+        )
         return output if return_dict else output.to_tuple()
 
     def _read_plain(
@@ -192,7 +202,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         shape = input_ids.shape
         if len(shape) != 2 or shape[1] != 1 or not isinstance(kept, int) or kept < 0:
             return None
-        config = vars(self.config)
+        config = _fields(self.config, "__dict__")
         if config["output_hidden_states"]:
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])

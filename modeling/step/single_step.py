@@ -73,14 +73,16 @@ def find_single_step(
 
     With a `loop` it may be the step of the model as it was within the last 64 steps of that loop.
     """
-    step_class = _STEP_CLASSES.get(inputs.device.type)
+    # Every test reads memory that the weights have displaced from the caches: these are the short ways to each answer.
+    device = "cpu" if inputs.is_cpu else inputs.device.type
+    step_class = _STEP_CLASSES.get(device)
     if (
         step_class is None
         or torch.is_grad_enabled()
         or torch.compiler.is_compiling()
         or type(inputs) is not torch.Tensor
-        or torch.is_autocast_enabled(inputs.device.type)
-        or torch.jit.is_tracing()
+        or (torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device))
+        or torch._C._get_tracing_state()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or getattr(_plain, "on", False)
