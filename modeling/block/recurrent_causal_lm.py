@@ -11,8 +11,8 @@ from torch import nn
 
 from ..contexts.count_memory import STATE_PART
 from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
-from ..step.single_step import choose_step_weights, run_single_step
 from ..step.module_watch import StepLoop
+from ..step.single_step import choose_step_weights, run_single_step
 from .block_inputs import read_masks
 from .causal_lm_loss import causal_lm_loss
 from .linear_maps import linear_map

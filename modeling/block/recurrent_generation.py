@@ -198,6 +198,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         context = stock.unconditional_context
         super().__init__(stock.guidance_scale, stock.model, context["input_ids"], context["attention_mask"])
         self.state: RecurrentState | None = None
+        self.loop = getattr(self.model, "loop_of_steps", dict)()  # stock models have none
 
     def get_unconditional_logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
         """Logits (B, 1, V) after the negative prompt, by default the last byte of the prompt, and the new bytes."""
@@ -207,7 +208,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         else:
             input_ids = input_ids[:, -1:]
         if self.state is not None:
-            options |= chosen_bytes(self.model)
+            options |= chosen_bytes(self.model) | self.loop
         output = self.model(input_ids, attention_mask=mask, state=self.state, **options)
         self.state = output.state
         return output.logits
