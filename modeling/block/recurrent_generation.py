@@ -224,6 +224,9 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         `state` has read the text before the prompt. With `return_dict_in_generate=True`, the result is a
         [`RecurrentGenerateOutput`] with the state after all bytes of each row.
 
+        A processor, criterion or streamer may change the model. Values of weights that are changed in place, and new
+        hooks, act at the next byte, some other changes up to 64 bytes later ([`StepLoop`]).
+
         Raises:
             ValueError: `state` is None, or an empty prompt has a state or no end byte.
         """
