@@ -11,17 +11,14 @@ from torch import nn
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _ID_TYPES = (torch.int64, torch.int32)  # those that an embedding reads
+# Asked at every step, after which a look into torch's large tables takes longer than the answer.
+is_compiling, transforms_active = torch.compiler.is_compiling, torch._C._are_functorch_transforms_active
 _LINE = 64  # bytes of a line of the cache, and of the widest vectors
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """True for strided tensors with a storage; not for subclasses and wrappers, which are left to torch."""
-    return (
-        type(tensor) in _PLAIN
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and tensor.layout is torch.strided
-    )
+    return type(tensor) in _PLAIN and not is_compiling() and not transforms_active() and tensor.layout is torch.strided
 
 
 def has_values(tensor: torch.Tensor) -> bool:

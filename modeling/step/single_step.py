@@ -16,11 +16,15 @@ import torch
 from torch import nn
 
 from ..block.recurrent_state import RecurrentState
+from ..block.tensor_checks import is_compiling, transforms_active
 from .captured_step import CapturedStep
 from .compiled_step import WEIGHT_TYPES, CompiledStep, kernel_for
 from .module_watch import ModuleWatch, StepLoop
 
 _STEP_CLASSES: dict[str, type[CompiledStep | CapturedStep]] = {"cpu": CompiledStep, "cuda": CapturedStep}
+# The short ways to answers that the weights have displaced from the caches, at every step.
+_is_grad_enabled, _is_autocast_used = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+_tracing_state, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 # Of one model; each graph keeps memory on its device.
 _MOST_STEPS = 16
 
@@ -73,18 +77,17 @@ def find_single_step(
 
     With a `loop` it may be the step of the model as it was within the last 64 steps of that loop.
     """
-    # Every test reads memory that the weights have displaced from the caches: these are the short ways to each answer.
     device = "cpu" if inputs.is_cpu else inputs.device.type
     step_class = _STEP_CLASSES.get(device)
     if (
         step_class is None
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        or _is_grad_enabled()
+        or is_compiling()
         or type(inputs) is not torch.Tensor
-        or (torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device))
-        or torch._C._get_tracing_state()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
+        or (_is_autocast_used() and torch.is_autocast_enabled(device))
+        or _tracing_state()
+        or transforms_active()
+        or _dispatch_modes()
         or getattr(_plain, "on", False)
         or not step_class.accepts(inputs)
     ):
