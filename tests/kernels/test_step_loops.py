@@ -222,14 +222,14 @@ def test_other_threads_look_at_each_byte(looks):
     assert len(found) == 5 and sum(looks.values()) == 5
 
 
-def free(model):
-    model.model.layers[0].mlp.up_proj.weight.untyped_storage().resize_(0)
-
-
-def test_freed_weights_are_an_error():
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.up_proj"])
+@pytest.mark.parametrize("size", [0, 8])
+def test_freed_weights_are_an_error(name, size):
     model = tiny_model("memora")
-    with pytest.raises(ValueError, match="its memory was freed or shrunk"):
-        generate(model, At(lambda: free(model)))
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    storage = model.get_submodule(name).weight.untyped_storage()
+    with pytest.raises(ValueError, match=f"`{name}.weight` needs .* its memory was freed or shrunk"):
+        generate(model, At(lambda: storage.resize_(size)))
 
 
 def test_weights_whose_memory_was_moved_are_read_where_they_are():
@@ -240,7 +240,7 @@ def test_weights_whose_memory_was_moved_are_read_where_they_are():
     @torch.no_grad()
     def move():
         values, size = weight.clone(), weight.untyped_storage().nbytes()
-        free(model)
+        weight.untyped_storage().resize_(0)
         others.extend(torch.full((size // 8,), torch.nan, dtype=torch.float64) for _ in range(9))
         weight.untyped_storage().resize_(size)
         weight.copy_(values)
