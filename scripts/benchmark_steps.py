@@ -3,7 +3,8 @@
 
 The limit is one pass over the weights that a token needs, or its matrix products with all streams where they take
 longer, at the bandwidth and the rate measured in the same run. One CPU thread is measured in CPU time. Steps take
-turns; the best round of each counts.
+turns; the best round of each counts. Microseconds of `model()` around the step are the median of 200 calls: with a
+large model they are less than what two measurements differ by.
 
     python scripts/benchmark_steps.py --models hawk-s4 memora-s0+gru smt-rnn-tiny --runtimes
     python scripts/benchmark_steps.py --models memora-s0 lru-tiny --weights float32 int8
@@ -12,10 +13,13 @@ turns; the best round of each counts.
 
 import argparse
 import gc
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import benchmarking as bench
 import torch
@@ -24,9 +28,15 @@ from transformers import PreTrainedModel
 from hf_recurrent import save_exported_step
 from hf_recurrent.export.exported_step import read_specification
 from hf_recurrent.export.runtimes import RUNTIMES
+from hf_recurrent.modeling.step.compiled_step import CompiledStep
 from hf_recurrent.modeling.step.single_step import find_single_step, plain_forward
 
-OURS = {"direct": "compiled step, called directly", "compiled": "compiled step, `model()`", "forward": "forward"}
+OURS = {
+    "direct": "compiled step, called directly",
+    "loop": "compiled step, `model()` as in `generate()`",
+    "compiled": "compiled step, `model()`",
+    "forward": "forward",
+}
 PEERS = {"torch": "torch.export", "aoti": "AOTInductor", "onnx": "onnxruntime", "executorch": "ExecuTorch"}
 WIDTHS = {"float32": 4, "bfloat16": 2, "int8": 1}
 # Seconds of one measurement, for steps of microseconds.
@@ -50,14 +60,15 @@ def build_step(model: PreTrainedModel, kind: str, weights: str, ids: torch.Tenso
         model.compile_step(None if weights == "float32" else weights)
     with torch.no_grad():
         compiled = find_single_step(model, ids) if kind == "direct" else None
+    loop = model.loop_of_steps() if kind == "loop" else {}
 
     @torch.no_grad()
     def step() -> None:
         nonlocal state
         if kind == "direct":
             state = compiled.run(model, ids, state)[1]
-        elif kind == "compiled":
-            state = model(ids, state=state).state
+        elif kind in ("compiled", "loop"):
+            state = model(ids, state=state, **loop).state
         else:
             with plain_forward():
                 state = model(ids, state=state).state
@@ -93,11 +104,32 @@ def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
     return run
 
 
+@torch.no_grad()
+def seconds_around(model: PreTrainedModel, ids: torch.Tensor, is_loop: bool, calls: int = 200) -> float:
+    """Median seconds of `model()` before and after the compiled step within it."""
+    run, inside, whole = CompiledStep.run, [], []
+    loop, state = model.loop_of_steps() if is_loop else {}, model.init_state(len(ids))
+
+    def timed(*arguments: object) -> object:
+        begin = time.perf_counter()
+        result = run(*arguments)
+        inside.append(time.perf_counter() - begin)
+        return result
+
+    with mock.patch.object(CompiledStep, "run", timed):
+        for _ in range(calls):
+            begin = time.perf_counter()
+            output = model(ids, state=state, **loop)
+            whole.append(time.perf_counter() - begin)
+            state = output.state
+    return statistics.median(total - part for total, part in zip(whole, inside, strict=True))
+
+
 def measure(name: str, weights: str, options: argparse.Namespace) -> list[list[str]]:
     """The table's lines of one model and type of weights."""
     kinds = [kind for kind in OURS if kind != "forward" or weights == "float32"] + options.runtimes
     ids = torch.randint(1, 256, (options.streams, 1))
-    steps, counts, failed = {}, {}, {}
+    steps, counts, around, failed = {}, {}, {}, {}
     for kind in kinds:
         print(f"{name}, {weights}, {kind}", file=sys.stderr, flush=True)
         torch.manual_seed(0)
@@ -109,6 +141,8 @@ def measure(name: str, weights: str, options: argparse.Namespace) -> list[list[s
             failed[kind] = str(error).splitlines()[0]
             continue
         steps[kind] = repeated(step, counts[kind])
+        if kind in ("loop", "compiled"):
+            around[kind] = f"{seconds_around(model, ids, kind == 'loop') * 1e6:,.0f}"
     gc.disable()
     turns = bench.seconds_in_turns(steps, options.rounds, bench.CPU)
     gc.enable()
@@ -120,9 +154,10 @@ def measure(name: str, weights: str, options: argparse.Namespace) -> list[list[s
     for kind in kinds:
         line = [name, (OURS | PEERS)[kind], weights]
         if kind in failed:
-            lines.append([*line, f"not measured: {failed[kind]}", "", "", "", ""])
+            lines.append([*line, f"not measured: {failed[kind]}", *[""] * 5])
             continue
-        numbers = f"{best[kind] * 1e6:,.0f}", f"{options.streams / best[kind]:,.0f}", f"{bound * 1e6:,.0f}"
+        numbers = f"{best[kind] * 1e6:,.0f}", around.get(kind, ""), f"{options.streams / best[kind]:,.0f}"
+        numbers += (f"{bound * 1e6:,.0f}",)
         lines.append([*line, *numbers, f"{bound / best[kind]:.0%}", f"{best[kind] / best['direct']:.2f}"])
     return lines
 
@@ -139,7 +174,8 @@ def main() -> None:
     lines = [
         line for name in options.models for weights in options.weights for line in measure(name, weights, options)
     ]
-    columns = ["model", "step", "weights", "µs", "bytes/s", "limit µs", "of the limit", "time / direct"]
+    columns = ["model", "step", "weights", "µs", "µs around the step", "bytes/s"]
+    columns += ["limit µs", "of the limit", "time / direct"]
     bench.report(f"One step, B {options.streams}; {bench.conditions(bench.CPU)}", columns, lines)
 
 

@@ -17,6 +17,8 @@ PRIVATE_NAMES = {
     # torch
     "torch._C._are_functorch_transforms_active": "kernels cannot read tensors of torch.func; nothing public tells",
     "torch._C._len_torch_dispatch_stack": "a fast step must not hide operations from a dispatch mode; likewise",
+    "torch._C._is_any_autocast_enabled": "asked before each step; the public function takes microseconds",
+    "torch._C._get_tracing_state": "likewise, as nn.Module asks it before each call",
     "torch._foreach_copy_": "one launch copies all inputs of a CUDA graph; the public copy_ takes one tensor each",
     "torch.utils._python_dispatch": "records the operations of one step; torch documents the mode, but no public path",
     "torch._ops.OpOverload._schema": "whether an operation writes to its arguments; nothing public tells",

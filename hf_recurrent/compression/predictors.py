@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.step.module_watch import StepLoop
 from hf_recurrent.modeling.step.single_step import run_single_step
 
 _BYTES = 256
@@ -51,11 +52,12 @@ class FrozenPredictor(Predictor):
         super().__init__(streams)
         self._model = model.eval()
         self._state = model.init_state(streams)
+        self._loop = StepLoop()
 
     @torch.inference_mode()
     def read(self, tokens: np.ndarray) -> None:
         input_ids = torch.from_numpy(tokens.astype(np.int64)).to(self._model.device).unsqueeze(1)
-        found = run_single_step(self._model, input_ids, self._state)  # without the checks of `forward`
+        found = run_single_step(self._model, input_ids, self._state, self._loop)  # without the checks of `forward`
         if found is None:
             output = self._model(input_ids, state=self._state, use_cache=True)
             found = output.logits, output.state

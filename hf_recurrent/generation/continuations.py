@@ -5,6 +5,7 @@ Shape letters: B batch, T steps, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -126,6 +127,7 @@ def _sample(
 ) -> None:
     """Complete the rows after logits (1, V) and a state of one stream; rows that end leave the batch."""
     running, logits = list(rows), logits.expand(len(rows), -1).float().cpu()
+    options = chosen_bytes(model) | getattr(model, "loop_of_steps", dict)()  # stock models have none
     state = select_state(state, [0] * len(rows))
     uniform = torch.stack([row.random_numbers() for row in rows], 1)  # (steps, B)
     while True:
@@ -141,21 +143,20 @@ def _sample(
             break
         if len(kept) < len(running):
             running, uniform, state = [running[place] for place in kept], uniform[:, kept], select_state(state, kept)
-        logits, state = _read_last(model, running, state)
+        logits, state = _read_last(model, running, state, options)
         logits = logits.float().cpu()
-    _, state = _read_last(model, rows, join_states([row.pending_state for row in rows]))
+    _, state = _read_last(model, rows, join_states([row.pending_state for row in rows]), options)
     for row, after in zip(rows, split_state(state), strict=True):
         tokens = torch.tensor(row.tokens)
         row.result = Continuation(tokens, row.log_probability, row.ended, row.seed, after, row.pending_state)
 
 
 def _read_last(
-    model: PreTrainedModel, rows: Sequence[_Row], state: RecurrentState
+    model: PreTrainedModel, rows: Sequence[_Row], state: RecurrentState, options: dict[str, Any]
 ) -> tuple[torch.Tensor, RecurrentState]:
     """Logits (B, V) and state after reading the last token of every row."""
     input_ids = torch.tensor([row.tokens[-1:] for row in rows], device=model.device)
-    options = {"use_cache": True, "return_dict": True, **chosen_bytes(model)}
-    output = model(input_ids=input_ids, state=state, **options)
+    output = model(input_ids=input_ids, state=state, use_cache=True, return_dict=True, **options)
     return output.logits[:, -1], output.state
 
 

@@ -108,7 +108,7 @@ class StepProgram(Program):
         super().__init__(graph.dtype, bytecode)
         storages = [tensor.untyped_storage() for tensor in bytecode.constants]
         self._storages = [*{storage.data_ptr(): storage for storage in storages}.values()]
-        self._storage_bytes = [storage.nbytes() for storage in self._storages]
+        self._memory = self._memory_of_weights()
         self._converted = [owner(weight) for weight in bytecode.converted]
         self._versions = [*map(_VERSION_OF, self._converted)]
         self._idle: dict[int, deque[_StepCall]] = {}
@@ -169,9 +169,14 @@ class StepProgram(Program):
         self._run({**inputs, **before}, {**new, **others}, steps, True)
         return others, track
 
+    def _memory_of_weights(self) -> tuple[list[int], list[int]]:
+        sizes = [*map(torch.UntypedStorage.nbytes, self._storages)]
+        # One that was freed and filled again has the same size, elsewhere.
+        return sizes, [*map(torch.UntypedStorage.data_ptr, self._storages)]
+
     def _run(self, tensors: dict[str, Tensor], new: dict[str, Tensor], batch_size: int, is_chain: bool) -> None:
-        if [*map(torch.UntypedStorage.nbytes, self._storages)] != self._storage_bytes:
-            raise UnreadableTensor("The memory of a weight was freed or resized.")
+        if self._memory_of_weights() != self._memory:
+            raise UnreadableTensor("The memory of a weight was freed, resized or moved.")
         if self._converted and [*map(_VERSION_OF, self._converted)] != self._versions:
             raise WeightsChanged
         idle = self._idle.get(batch_size)

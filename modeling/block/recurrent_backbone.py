@@ -8,7 +8,7 @@ Shape letters: B streams or batch, T steps, M model width, N layers.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -43,6 +43,16 @@ class LayerInputs(NamedTuple):
 
 class RecurrentOutput(ModelOutput):
     """A `ModelOutput` that stores a field where it is set, in a fifth of the time of transformers' own."""
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """As the constructor with all fields, in their order, in a third of the time."""
+        output = cls.__new__(cls)
+        output.__dict__.update(fields)
+        for name, value in fields.items():
+            if value is not None:
+                OrderedDict.__setitem__(output, name, value)
+        return output
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and name in type(self).__dataclass_fields__:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..contexts.count_memory import STATE_PART
 from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
+from ..step.module_watch import StepLoop
 from ..step.single_step import choose_step_weights, run_single_step
 from .block_inputs import read_masks
 from .causal_lm_loss import causal_lm_loss
@@ -19,6 +20,9 @@ from .recurrent_backbone import RecurrentBackbone, RecurrentOutput, RecurrentPre
 from .recurrent_generation import RecurrentGenerationMixin
 from .recurrent_state import RecurrentState
 from .tensor_checks import check_token_ids, kept_steps
+
+# A configuration's own way to an attribute takes as long as the step of a small model.
+_fields = object.__getattribute__
 
 
 @dataclass
@@ -102,17 +106,18 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             kwargs: `shift_labels` (B, T), already the next bytes, instead of `labels`, so that T = 1 trains too (no
                 parameter: transformers' `Trainer` wants those in each batch); `target_weights` (B, T) of their losses;
                 `num_items_in_batch`, which divides the summed loss; marks of packed documents, which start at resets;
-                `per_token`: the losses of all `shift_labels`, and no logits; `sampled`: a count memory does not learn.
+                `per_token`: the losses of all `shift_labels`, and no logits; `sampled`: a count memory does not learn;
+                `step_loop`, from [`loop_of_steps`].
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
         """
-        config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
+        config = _fields(self.config, "__dict__")
         return_dict = config["return_dict"] if return_dict is None else return_dict
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         per_token, sampled = kwargs.pop("per_token", False), bool(kwargs.pop("sampled", False))
-        target_weights = kwargs.pop("target_weights", None)
+        target_weights, step_loop = kwargs.pop("target_weights", None), kwargs.pop("step_loop", None)
         loss = token_losses = network_losses = None
         given = {"attention_mask": attention_mask, "reset_mask": reset_mask, "inputs_embeds": inputs_embeds}
         given |= {"output_hidden_states": output_hidden_states, **kwargs}
@@ -121,7 +126,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
         network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
-        logits, new_state, hidden_states = self._read_network(network if is_plain else network | given, is_plain)
+        if is_plain:
+            logits, new_state, hidden_states = self._read_plain(network, step_loop)
+        else:
+            logits, new_state, hidden_states = self._read_network(network | given)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
@@ -133,15 +141,27 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items, target_weights)
-        output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
+        output = RecurrentCausalLMOutput.of(
+            loss=loss,
+            logits=logits,
+            state=new_state,
+            hidden_states=hidden_states,
+            token_losses=token_losses,
+            network_losses=network_losses,
+        )
         return output if return_dict else output.to_tuple()
 
-    def _read_network(self, inputs: dict[str, Any], is_plain: bool) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+    def _read_plain(
+        self, inputs: dict[str, Any], loop: StepLoop | None
+    ) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+        """As `_read_network`, without masks, embeddings and hidden states: perhaps a single step."""
+        single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"], loop)
+        if single_step is None:
+            return self._read_network(inputs)
+        return single_step[0], single_step[1] if inputs["use_cache"] else None, None
+
+    def _read_network(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, RecurrentState | None, Any]:
         """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
-        if is_plain:
-            single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"])
-            if single_step is not None:
-                return single_step[0], single_step[1] if inputs["use_cache"] else None, None
         outputs = self.model(**inputs, return_dict=True)
         return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
 
@@ -160,8 +180,21 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         """
         choose_step_weights(self, weights)
 
+    def loop_of_steps(self) -> dict[str, StepLoop]:
+        """An argument for all calls of `forward` of one loop that reads single tokens, which it makes faster.
+
+        Such a loop looks for changes of the model less often, see [`StepLoop`]. Values of weights that are changed in
+        place take effect at once.
+        """
+        is_own = type(self).forward is RecurrentForCausalLM.forward and "forward" not in vars(self)
+        return {"step_loop": StepLoop()} if is_own else {}
+
     def _read_token(
-        self, input_ids: torch.Tensor | None, state: RecurrentState | None, kept: int | torch.Tensor
+        self,
+        input_ids: torch.Tensor | None,
+        state: RecurrentState | None,
+        kept: int | torch.Tensor,
+        loop: StepLoop | None = None,
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
         if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
@@ -169,9 +202,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         shape = input_ids.shape
         if len(shape) != 2 or shape[1] != 1 or not isinstance(kept, int) or kept < 0:
             return None
-        config = vars(self.config)
+        config = _fields(self.config, "__dict__")
         if config["output_hidden_states"]:
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])
         state = self.model.init_state(shape[0], input_ids.device) if state is None else state
-        return run_single_step(self, input_ids, state)
+        return run_single_step(self, input_ids, state, loop)

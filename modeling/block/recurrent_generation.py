@@ -198,6 +198,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         context = stock.unconditional_context
         super().__init__(stock.guidance_scale, stock.model, context["input_ids"], context["attention_mask"])
         self.state: RecurrentState | None = None
+        self.loop = getattr(self.model, "loop_of_steps", dict)()  # stock models have none
 
     def get_unconditional_logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
         """Logits (B, 1, V) after the negative prompt, by default the last byte of the prompt, and the new bytes."""
@@ -207,7 +208,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         else:
             input_ids = input_ids[:, -1:]
         if self.state is not None:
-            options |= chosen_bytes(self.model)
+            options |= chosen_bytes(self.model) | self.loop
         output = self.model(input_ids, attention_mask=mask, state=self.state, **options)
         self.state = output.state
         return output.logits
@@ -222,6 +223,9 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         An empty prompt is a new episode: the end byte is read from the zero state, and is the first of the result.
         `state` has read the text before the prompt. With `return_dict_in_generate=True`, the result is a
         [`RecurrentGenerateOutput`] with the state after all bytes of each row.
+
+        A processor, criterion or streamer may change the model. Values of weights that are changed in place, and new
+        hooks, act at the next byte, some other changes up to 64 bytes later ([`StepLoop`]).
 
         Raises:
             ValueError: `state` is None, or an empty prompt has a state or no end byte.
@@ -261,6 +265,12 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         stock = UnbatchedClassifierFreeGuidanceLogitsProcessor
         return LogitsProcessorList(RecurrentGuidance(p) if type(p) is stock else p for p in processors)
 
+    def _sample(self, input_ids, **options):
+        return super()._sample(input_ids, **options, **self.loop_of_steps())
+
+    def _beam_search(self, input_ids, **options):
+        return super()._beam_search(input_ids, **options, **self.loop_of_steps())
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
@@ -273,6 +283,7 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
             left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels", "state_recorder")
             inputs = {name: value for name, value in kwargs.items() if name not in left_out}
             return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
+        kwargs.pop("step_loop", None)
         inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs["logits_to_keep"] = 1
         return inputs

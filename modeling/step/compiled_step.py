@@ -97,7 +97,7 @@ class CompiledStep:
         streams = inputs.shape[0]
         if not self._is_ready(model) or not self._matches(state, streams):
             return None
-        new = self._try(lambda: self.program.run({**state, **self._named(inputs)}, streams))
+        new = self._try(model, lambda: self.program.run({**state, **self._named(inputs)}, streams))
         return None if new is None else (new.pop("output").unsqueeze(1), new)
 
     def run_chain(
@@ -116,18 +116,23 @@ class CompiledStep:
         """
         if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
             return None
-        found = self._try(lambda: self.program.run_chain(self._named(inputs[0]), state, inputs.shape[1]))
+        found = self._try(model, lambda: self.program.run_chain(self._named(inputs[0]), state, inputs.shape[1]))
         return None if found is None else (found[0]["output"].unsqueeze(0), found[1])
 
     def _named(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"ids": inputs.long().contiguous()} if self.reads_tokens else {"hidden": inputs.contiguous()}
 
-    def _try(self, run: Callable[[], Any]) -> Any:
-        """The result of the program, or None where plain `forward` has to run."""
+    def _try(self, model: nn.Module, run: Callable[[], Any]) -> Any:
+        """The result of the program, or None where plain `forward` has to run.
+
+        Raises:
+            ValueError: the memory of a weight was freed.
+        """
         kernel = _kernel()
         try:
             return run()
-        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
+        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it if it is no weight
+            check_weights(model, torch.device("cpu"))
             return None
         except kernel.WeightsChanged:
             self.program, self.waiting = None, _STEPS_BEFORE

@@ -6,11 +6,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from ..block.tensor_checks import check_memory, has_memory
 
 _PACKAGE = __package__.removesuffix(".step") + "."
+# In a `StepLoop`; a look takes as long as the step of a small model.
+STEPS_PER_LOOK = 64
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 # All that tells whether a tensor is still the same numbers in the same memory.
@@ -49,6 +52,7 @@ class ModuleWatch:
     def __init__(self, root: nn.Module):
         modules = list(root.modules())
         self.modules = modules[1:]  # without the root: a reference to it would keep it alive
+        self.root, self.training, self.children = vars(root), root.training, root._modules.copy()
         self.sized = [vars(module) for module in modules]
         self.sized += [module._modules for module in modules if module._modules]
         self.hooks = [hooks for module in self.modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
@@ -77,6 +81,10 @@ class ModuleWatch:
             or any(callable(getattr(type(module), name, None)) for module in modules for name in vars(module))
         )
 
+    def root_unchanged(self) -> bool:
+        """False if the root's mode or one of its children was changed; a small part of `unchanged()`."""
+        return self.root["training"] is self.training and self.root["_modules"] == self.children
+
     def unchanged(self) -> bool:
         try:
             same = all(map(is_, map(dict.get, self.tables, self.names), self.objects))
@@ -89,6 +97,29 @@ class ModuleWatch:
         tensors = [[*map(read, self.tensors)] for read in _READ]
         classes, sizes = [*map(type, self.modules)], [*map(len, self.sized)]
         return any(self.hooks), values, tensors, classes, sizes
+
+
+class StepLoop:
+    """A loop of single steps of one model, which looks at all of the model at its first step and at every 64th.
+
+    Between them it looks at the root's mode and children, and whether a hook was added to any module of the process.
+    Other changes take effect up to 64 steps late. Until then the steps are those of the model as it was: a compiled
+    step keeps its weights' memory and checks that it was not freed or moved. Not for a CUDA graph, which does neither.
+    """
+
+    def __init__(self):
+        self._watch: ModuleWatch | None = None
+        self._left = self._hooks = 0
+
+    def unchanged(self, watch: ModuleWatch) -> bool:
+        """`watch.unchanged()`, as the last complete look has found it."""
+        hooks = RemovableHandle.next_id  # counts all hooks; read before the look, as another thread may add one
+        if watch is self._watch and self._left and hooks == self._hooks and watch.root_unchanged():
+            self._left -= 1
+            return True
+        same = watch.unchanged()
+        self._watch, self._hooks, self._left = watch, hooks, STEPS_PER_LOOK - 1 if same else 0
+        return same
 
 
 class _Storages:

@@ -16,11 +16,15 @@ import torch
 from torch import nn
 
 from ..block.recurrent_state import RecurrentState
+from ..block.tensor_checks import is_compiling, transforms_active
 from .captured_step import CapturedStep
 from .compiled_step import WEIGHT_TYPES, CompiledStep, kernel_for
-from .module_watch import ModuleWatch
+from .module_watch import ModuleWatch, StepLoop
 
 _STEP_CLASSES: dict[str, type[CompiledStep | CapturedStep]] = {"cpu": CompiledStep, "cuda": CapturedStep}
+# The short ways to answers that the weights have displaced from the caches, at every step.
+_is_grad_enabled, _is_autocast_used = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+_tracing_state, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 # Of one model; each graph keeps memory on its device.
 _MOST_STEPS = 16
 
@@ -48,7 +52,7 @@ def plain_forward() -> Iterator[None]:
 
 
 def run_single_step(
-    model: nn.Module, inputs: torch.Tensor, state: RecurrentState
+    model: nn.Module, inputs: torch.Tensor, state: RecurrentState, loop: StepLoop | None = None
 ) -> tuple[torch.Tensor, RecurrentState] | None:
     """Read one token of every stream, without gradients.
 
@@ -56,33 +60,40 @@ def run_single_step(
         model: a backbone, or a language model.
         inputs: for a backbone (B, 1, M), the embedded tokens, for a language model (B, 1), their ids.
         state: of these streams.
+        loop: of this step, of a language model.
 
     Returns:
         The output after the final norm (B, 1, M) or the logits (B, 1, V), and the new state, or None where plain
         `forward` has to run.
     """
-    step = find_single_step(model, inputs)
+    step = find_single_step(model, inputs, loop)
     return None if step is None else step.run(model, inputs, state)
 
 
-def find_single_step(model: nn.Module, inputs: torch.Tensor) -> CompiledStep | CapturedStep | None:
-    """The fast step of `model` as it is now, for inputs like `inputs`, or None."""
-    step_class = _STEP_CLASSES.get(inputs.device.type)
+def find_single_step(
+    model: nn.Module, inputs: torch.Tensor, loop: StepLoop | None = None
+) -> CompiledStep | CapturedStep | None:
+    """The fast step of `model` as it is now, for inputs like `inputs`, or None.
+
+    With a `loop` it may be the step of the model as it was within the last 64 steps of that loop.
+    """
+    device = "cpu" if inputs.is_cpu else inputs.device.type
+    step_class = _STEP_CLASSES.get(device)
     if (
         step_class is None
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        or _is_grad_enabled()
+        or is_compiling()
         or type(inputs) is not torch.Tensor
-        or torch.is_autocast_enabled(inputs.device.type)
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
+        or (_is_autocast_used() and torch.is_autocast_enabled(device))
+        or _tracing_state()
+        or transforms_active()
+        or _dispatch_modes()
         or getattr(_plain, "on", False)
         or not step_class.accepts(inputs)
     ):
         return None
     found = _steps.get(model)
-    if found is None or not found.watch.unchanged():
+    if found is None or not (found.watch.unchanged() if loop is None else loop.unchanged(found.watch)):
         if not step_class.is_supported(model, inputs):
             return None
         found = _ModelSteps(ModuleWatch(model), {})

@@ -130,9 +130,10 @@ def test_steps_beside_each_other(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     arguments = ["--models", "memora-selective-copying", "--rounds", "1", "--bandwidth_bytes", "65536"]
     lines = run("benchmark_steps", *arguments, "--weights", "float32", "int8", "--runtimes", "torch", "onnx")
-    assert [line[1] for line in lines[:5]] == [
-        "compiled step, called directly", "compiled step, `model()`", "forward", "torch.export", "onnxruntime"
+    assert [line[1] for line in lines[:6]] == [
+        "compiled step, called directly", "compiled step, `model()` as in `generate()`", "compiled step, `model()`",
+        "forward", "torch.export", "onnxruntime",
     ]  # fmt: skip
-    assert [line[2] for line in lines] == ["float32"] * 5 + ["int8"] * 4
-    assert lines[0][-1] == "1.00" and all(float(line[-1]) > 0 for line in lines[:4])
-    assert lines[4][3].startswith("not measured: The format 'onnx' needs onnx")
+    assert [line[2] for line in lines] == ["float32"] * 6 + ["int8"] * 5
+    assert lines[0][-1] == "1.00" and all(float(line[-1]) > 0 for line in lines[:5])
+    assert lines[5][3].startswith("not measured: The format 'onnx' needs onnx")
