@@ -23,7 +23,6 @@ from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
-from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
@@ -137,13 +136,6 @@ async def _warm_up(app: Guards, served: ServedModel) -> None:
     for _ in range(_WARM_UP_REQUESTS):
         incoming.append(message)
         await app(dict(scope), receive, send)
-
-
-def server_address(settings: ServerSettings, host: str, listener: socket.socket) -> str:
-    """A line that says where a model is served."""
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    page = f", with a page on {address}/" if settings.has_page else ""
-    return f"{settings.name} is served on {address}/v1{page}"
 
 
 def listen(host: str, port: int) -> socket.socket:
