@@ -251,10 +251,8 @@ def _common_store(arguments: argparse.Namespace) -> Iterator[str]:
 def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
-    check_at_least(1, arguments, "processes", *names)
+    check_at_least(1, arguments, "processes", "block", *names)
     check_at_least(0, arguments, "adapter_rank", "port", "prefix_bytes", "store_bytes", "stop_seconds")
-    if arguments.block is not None:
-        check_at_least(1, arguments, "block")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:
