@@ -19,8 +19,7 @@ from hf_recurrent.export.c_learner_interfaces import token_interface, vector_int
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
 from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
-from hf_recurrent.export.c_literals import literal
-from hf_recurrent.export.c_tables import used_tables
+from hf_recurrent.export.c_tables import literal, used_tables
 from hf_recurrent.export.vector_block import VectorBlock, vector_plan, vector_setting
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
