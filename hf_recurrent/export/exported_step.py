@@ -23,8 +23,7 @@ from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.new_folder import check_new, new_folder
-from hf_recurrent.export.programs import export_step
-from hf_recurrent.export.quietly import quietly
+from hf_recurrent.export.programs import export_step, quietly
 from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
 from hf_recurrent.export.specification import ExportSpecification, describe
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
