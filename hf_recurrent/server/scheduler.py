@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from hf_recurrent.server.adapters import ADAPTER
-from hf_recurrent.server.batch import Batch, Progress
-from hf_recurrent.server.fair_queue import FairQueue
+from hf_recurrent.server.batch import Batch, FairQueue, Progress
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_reuse import PrefixReuse
