@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_recurrent.checkpoints.atomic_files import atomic_file
 from hf_recurrent.checkpoints.files import pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
-from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
+from hf_recurrent.checkpoints.manifest import check_manifest
 from hf_recurrent.export.new_folder import check_new, new_folder
 from hf_recurrent.export.programs import export_step, quietly
 from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
@@ -154,15 +154,9 @@ def save_exported_step(
     else:
         program = export_step(model, weights=weights, max_streams=target.max_streams)
     specification = describe(model, runtime, target.file, weights, target.max_streams)
-    with new_folder(folder) as staging:
+    with new_folder(folder, _KIND, export_card(specification, weights_file), tokenizer) as staging:
         _write(target, program, staging / target.file, specification)
         write_json(specification.to_json(), staging / SPECIFICATION_FILE)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
-        write_manifest(staging, kind=_KIND)
-        # After the manifest: a card may be edited.
-        card = export_card(specification, weights_file)
-        (staging / "README.md").write_text(card, encoding="utf-8")
     return specification
 
 
