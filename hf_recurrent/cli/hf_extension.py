@@ -27,14 +27,11 @@ def _register(arguments: argparse.Namespace) -> None:
     """Write the extension's manifest, with the command of this environment.
 
     Raises:
-        ImportError: the installed huggingface_hub has no extensions.
         FileNotFoundError: the package was not installed with its command.
         ValueError: another extension has the name.
     """
-    try:
-        from huggingface_hub.cli.extensions import EXTENSIONS_ROOT, ExtensionManifest
-    except ImportError as error:
-        raise ImportError("the installed huggingface_hub has no extensions; update it.") from error
+    from huggingface_hub.cli.extensions import EXTENSIONS_ROOT, ExtensionManifest
+
     program = shutil.which("hf-recurrent", path=str(Path(sys.executable).parent))
     if program is None:
         raise FileNotFoundError(

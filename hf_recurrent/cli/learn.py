@@ -100,8 +100,7 @@ def update_steps(arguments: argparse.Namespace) -> tuple[int, int]:
     Raises:
         ValueError: one is below 1, or the stride does not divide the block.
     """
-    given = [name for name in ("block_size", "stride") if getattr(arguments, name) is not None]
-    check_at_least(1, arguments, *given)
+    check_at_least(1, arguments, "block_size", "stride")
     stride = arguments.stride or arguments.block_size or 1
     block = arguments.block_size or stride
     if block % stride:

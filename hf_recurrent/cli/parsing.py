@@ -165,10 +165,10 @@ def parse_yaml(text: str | bytes, place: str) -> Any:
 
 
 def check_at_least(least: int, arguments: object, *names: str) -> None:
-    """Raise a ValueError that names the first argument below `least`."""
+    """Raise a ValueError that names the first argument below `least`; None is one that was not given."""
     for name in names:
-        if getattr(arguments, name) < least:
-            raise ValueError(f"`--{name}` is {getattr(arguments, name)}; it must be at least {least}.")
+        if (value := getattr(arguments, name)) is not None and value < least:
+            raise ValueError(f"`--{name}` is {value}; it must be at least {least}.")
 
 
 def check_file(name: str, path: Path | None) -> None:

@@ -79,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
-    for name in ("processes", "measure", "inputs", "targets"):
-        if getattr(arguments, name) is not None:
-            check_at_least(1, arguments, name)
+    check_at_least(1, arguments, "processes", "measure", "inputs", "targets")
     if arguments.inputs is not None and arguments.target is None:
         raise ValueError("`--inputs` needs --target c.")
     if arguments.targets is not None and arguments.inputs is None:

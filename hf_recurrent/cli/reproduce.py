@@ -93,8 +93,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     if every == bool(arguments.name):
         raise ValueError("give either NAME, or --all, or --overview; --help lists the experiments")
     check_at_least(1, arguments, "processes")
-    if arguments.hours is not None:
-        check_at_least(0, arguments, "hours")
+    check_at_least(0, arguments, "hours")
     check_file("--page", arguments.page)
     experiments = {name: papers.load_experiment(name) for name in (papers.EXPERIMENTS if every else [arguments.name])}
     if every:

@@ -148,9 +148,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         from hf_recurrent.server.routes import app
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
-    settings, report = _settings(arguments, api_key), partial(_report, arguments.quiet)
+    settings, report = _settings(arguments, api_key), partial(_report, arguments)
     if arguments.processes == 1:
-        _serve_alone(arguments, settings, None, lambda own, listener: report(own, arguments.host, listener))
+        _serve_alone(arguments, settings, None, report)
         return
 
     from hf_recurrent.server.processes import Processes
@@ -160,7 +160,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         shared = argparse.Namespace(**vars(arguments) | {"store": store, "session_dir": None})
         run = partial(_serve_alone, shared, settings, listener)
         processes = Processes(arguments.processes, lambda is_ready: run(lambda *_: is_ready()))
-        processes.serve(lambda: report(settings, arguments.host, listener))
+        processes.serve(lambda: report(settings, listener))
 
 
 def _serve_alone(
@@ -229,11 +229,13 @@ def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSett
     )
 
 
-def _report(is_quiet: bool, settings: "ServerSettings", host: str, listener: "socket.socket") -> None:
-    from hf_recurrent.server.routes.app import server_address
-
-    if not is_quiet:
-        print(server_address(settings, host, listener), file=sys.stderr, flush=True)
+def _report(arguments: argparse.Namespace, settings: "ServerSettings", listener: "socket.socket") -> None:
+    """Say where a model is served."""
+    if not arguments.quiet:
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        page = f", with a page on {address}/" if settings.has_page else ""
+        print(f"{settings.name} is served on {address}/v1{page}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -249,10 +251,8 @@ def _common_store(arguments: argparse.Namespace) -> Iterator[str]:
 def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
-    check_at_least(1, arguments, "processes", *names)
+    check_at_least(1, arguments, "processes", "block", *names)
     check_at_least(0, arguments, "adapter_rank", "port", "prefix_bytes", "store_bytes", "stop_seconds")
-    if arguments.block is not None:
-        check_at_least(1, arguments, "block")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:

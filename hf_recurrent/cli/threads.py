@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.data.quantities import count_of
+
 HELP = "CPU threads (default: as many as there are free cores)"
 # Rounds of the loop in which libgomp waits: a few microseconds, then the thread sleeps.
 _SPIN_COUNT = "1000"
@@ -75,7 +77,7 @@ def use_threads(given: int | None, *, quiet: bool = False, checkpoint: str | os.
         count, reason = _choose(torch.get_num_threads(), recorded_threads(checkpoint))
         torch.set_num_threads(count)
         if not quiet and int(os.environ.get("RANK", "0")) == 0:
-            print(f"{_count(count, 'thread')}: {reason}", file=sys.stderr)
+            print(f"{count_of(count, 'thread')}: {reason}", file=sys.stderr)
 
 
 @contextmanager
@@ -114,13 +116,13 @@ def _choose(default: int, recorded: int | None) -> tuple[int, str]:
         return recorded, "as in the checkpoint"
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if processes > 1:  # they start together, and each sees the work of the others
-        return max(min(default, cores // processes), 1), f"{processes} processes on {_count(cores)}"
+        return max(min(default, cores // processes), 1), f"{processes} processes on {count_of(cores, 'core')}"
     busy = busy_cores(_begin)
     quota = cpu_quota()
     free = cores - busy
-    reason = f"{busy:.1f} of {_count(cores)} {'is' if cores == 1 else 'are'} busy"
+    reason = f"{busy:.1f} of {count_of(cores, 'core')} {'is' if cores == 1 else 'are'} busy"
     if quota is not None and quota < free:
-        free, reason = quota, f"the container may use {quota:.1f} of {_count(cores)}"
+        free, reason = quota, f"the container may use {quota:.1f} of {count_of(cores, 'core')}"
     return max(min(default, round(free)), 1), reason
 
 
@@ -146,7 +148,3 @@ def _affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def _count(number: int, noun: str = "core") -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

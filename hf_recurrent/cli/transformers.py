@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import hf_recurrent
 from hf_recurrent.cli.imports import without_collection
-from hf_recurrent.cli.parsing import CommandParser
-from hf_recurrent.cli.user_code import import_user_code
+from hf_recurrent.cli.parsing import CommandParser, run_command
 
 _HELP = """usage: hf-recurrent transformers COMMAND [--help] ...
 
@@ -31,11 +30,7 @@ def add_model_classes() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command of transformers at the beginning of `argv`, by default the arguments of the process."""
     parser = CommandParser(prog="hf-recurrent transformers", add_help=False, allow_abbrev=False)
-    arguments, words = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
-    try:
-        import_user_code(arguments.user_code)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    words = run_command(parser, argv, lambda arguments, words: words, passes_on=True)
     if not words or words[0] in ("-h", "--help"):  # without the imports of every command
         print(_HELP)
         return

@@ -45,8 +45,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.watch.labelled_log import find_sessions, read_labelled_log
     from hf_recurrent.watch.peers import LINE_PEERS, SESSION_PEERS
 
-    if arguments.label_column is not None:
-        check_at_least(1, arguments, "label_column")
+    check_at_least(1, arguments, "label_column")
     check_parent("--output", arguments.output)
     log = read_labelled_log(arguments.lines, arguments.labels, arguments.label_column)
     result, names = run_engine(log.lines), [*(log.session_labels or ())]

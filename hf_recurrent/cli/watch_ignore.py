@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _ignore(arguments: argparse.Namespace) -> None:
-    from hf_recurrent.watch.ignored_events import IgnoredEvents
+    from hf_recurrent.watch.events import IgnoredEvents
     from hf_recurrent.watch.saved_state import FILE
 
     directory = arguments.output_dir

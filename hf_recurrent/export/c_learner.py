@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, rows_operations, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
 from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES, count_plan
@@ -19,8 +18,8 @@ from hf_recurrent.export.c_learner_interfaces import token_interface, vector_int
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
 from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
-from hf_recurrent.export.c_literals import literal
-from hf_recurrent.export.c_tables import used_tables
+from hf_recurrent.export.c_source import allocate, named
+from hf_recurrent.export.c_tables import literal, used_tables
 from hf_recurrent.export.vector_block import VectorBlock, vector_plan, vector_setting
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
@@ -58,7 +57,8 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     Raises:
         ValueError: the model, its units or the optimizer are not supported.
     """
-    _check_tokens(model)
+    if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
+        raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
     _check(model, setting)
     try:
         block = CompiledBlock(build_learning_rule("rtrl", model), 1, 1, resets=False)
@@ -140,11 +140,6 @@ def _update(plan: LearnerPlan) -> str:
     return re.sub(
         r"\b[A-Z_]+\d?\b", lambda match: literal(numbers[match[0]]) if match[0] in numbers else match[0], text
     )
-
-
-def _check_tokens(model: torch.nn.Module) -> None:
-    if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
-        raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
 
 
 def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import Expression, leaf
 from hf_recurrent.export.c_printer import CPrinter, Memory
+from hf_recurrent.export.c_tables import literal
 from hf_recurrent.kernels.step_graph import Buffer, Node, Slice, StepGraph, UnsupportedOp, Value
 
 MOST_CHANNELS = 4  # of a group

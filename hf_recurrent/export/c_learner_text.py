@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from hf_recurrent.export.c_learner_plan import FILE_VERSION, FIRST_RANDOM, HEADER_BYTES, SAVED_MAGIC, LearnerPlan
-from hf_recurrent.export.c_literals import literal
-from hf_recurrent.export.c_tables import CRC32, WEIGHTS_MAGIC
+from hf_recurrent.export.c_tables import CRC32, WEIGHTS_MAGIC, literal
 
 
 class Interface(NamedTuple):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_recurrent.export.c_footprint import graph_operations
-from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import ZERO, Expression, Loop, bare, combine, find_loops, leaf, loop_text, offset_text
-from hf_recurrent.export.c_tables import Table
+from hf_recurrent.export.c_tables import Table, literal
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.step_graph import ADDRESS_BITS, OFFSET_MASK, Buffer, Node, Slice, StepGraph, UnsupportedOp
 from hf_recurrent.kernels.weight_rows import largest_code, quantize_rows

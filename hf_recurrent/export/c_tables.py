@@ -1,4 +1,4 @@
-"""Constant arrays of a C file: as C text, or as one binary file whose layout is a struct's."""
+"""Numbers and constant arrays in C: as C text, or as one binary file whose layout is a struct's."""
 
 import re
 import struct
@@ -6,9 +6,8 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
-
-from hf_recurrent.export.c_literals import literal
 
 _TYPES = {"float": "<f4", "int8_t": "i1", "uint16_t": "<u2", "uint32_t": "<u4"}
 WEIGHTS_MAGIC = 0x57434648  # "HFCW" in little-endian order
@@ -24,6 +23,17 @@ CRC32 = """static uint32_t NAME_crc32(const unsigned char *bytes, size_t size) {
 # Arrays of weights; tables of offsets belong to the code.
 _WEIGHTS = re.compile(r"\bNAME_((?:table|vector)_\d+)\b")
 _ARRAYS = re.compile(r"\bNAME_(?:table|vector|offsets)_\d+\b")
+
+
+def literal(value: float) -> str:
+    if value != value:
+        return "NAN"
+    if value in (float("inf"), float("-inf")):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    is_float = float(torch.tensor(value, dtype=torch.float32)) == value
+    text = f"{value:.9g}" if is_float else repr(float(value))
+    text = text if any(mark in text for mark in ".e") else f"{text}.0"
+    return f"({text}f)" if value < 0 else f"{text}f"
 
 
 class Table(NamedTuple):

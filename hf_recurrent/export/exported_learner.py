@@ -7,7 +7,6 @@ from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
-from hf_recurrent.checkpoints.manifest import write_manifest
 from hf_recurrent.export.c_footprint import Footprint
 from hf_recurrent.export.c_learner import c_learner, c_vector_learner
 from hf_recurrent.export.c_learner_plan import learner_setting
@@ -102,15 +101,10 @@ def save_c_learner(
         optimizer=type(optimizer).__name__,
         example=_example(example),
     )
-    with new_folder(folder) as staging:
+    with new_folder(folder, _KIND, card, tokenizer) as staging:
         (staging / f"{_NAME}.h").write_text(text.header, encoding="utf-8")
         (staging / f"{_NAME}.c").write_text(text.source, encoding="utf-8")
         (staging / f"{_NAME}.weights").write_bytes(text.weights)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
-        write_manifest(staging, kind=_KIND)
-        # After the manifest: a card may be edited.
-        (staging / "README.md").write_text(card, encoding="utf-8")
     return text.footprint
 
 

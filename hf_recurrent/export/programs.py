@@ -1,9 +1,14 @@
 """`export_step` and `export_block`: one call of a model as an exported program, in real numbers.
 
-Shape letters: B streams, T steps, V vocabulary.
+Shape letters: B streams, T steps, S state width, V vocabulary.
 """
 
+import contextlib
+import io
+import logging
 import traceback
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,9 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from hf_recurrent.export.quietly import quietly
 from hf_recurrent.export.real_pairs import ComplexOperation, RealModule, has_complex
-from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_by_doubling
 from hf_recurrent.export.step_module import StepLoop, StepModule
 from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.block.recurrent_backbone import RecurrentModel
@@ -23,6 +26,9 @@ from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
 # Example sizes that represent any size: torch specialises 0 and 1, and small sizes meet sizes of layers.
 _STREAMS, _STEPS = 2, 37
 MAX_STREAMS = 1 << 16
+# log2 of the longest block: the number of rounds is part of the program, T is not.
+_ROUNDS = 16
+LONGEST_BLOCK = 1 << _ROUNDS
 # Metadata of operations: source locations on this machine, and earlier forms of the graph.
 _LOCAL_METADATA = ("stack_trace", "from_node", "source_fn_stack")
 
@@ -151,3 +157,48 @@ def _trace(
         of_inputs[1] = Dim("steps", min=1, max=LONGEST_BLOCK)
     shapes = {"inputs": of_inputs, "state": tuple({0: streams} for _ in examples[1:])}
     return torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)
+
+
+def scan_by_doubling(
+    a: Tensor, b: Tensor, initial_state: Tensor, reset_mask: Tensor | None = None, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """h_t = a_t ∘ h_{t-1} + b_t by recursive doubling (Hillis and Steele 1986), for T up to [`LONGEST_BLOCK`].
+
+    Multiplications and additions only, so that decays of zero and of either sign are exact.
+
+    Args:
+        a, b: (B, T, S) of one type.
+        initial_state: (B, S), of the same type or wider.
+        reset_mask: (B, T) bool, or None.
+        backend: ignored.
+
+    Returns:
+        h (B, T, S) in the type of `a`, and the final state (B, S) in the type of `initial_state`.
+    """
+    decay, value = a.to(initial_state.dtype), b.to(initial_state.dtype)
+    if reset_mask is not None:
+        decay = decay.masked_fill(reset_mask.unsqueeze(-1), 0)
+    steps = a.shape[1]
+    for number in range(_ROUNDS):
+        before = (0, 0, 1 << number, 0)
+        value = value + decay * torch.constant_pad_nd(value, before)[:, :steps]
+        decay = decay * torch.constant_pad_nd(decay, before, 1)[:, :steps]
+    states = value + decay * initial_state.unsqueeze(1)
+    return states.to(a.dtype), states[:, -1].clone()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Inside the block, Python's own output, warnings and log messages below errors are dropped. Not for threads."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.CRITICAL))
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -11,16 +11,14 @@ last bits differ, so that the next turn reads it again.
 Shape letters: B batch, T steps, V vocabulary.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state, state_size
 from hf_recurrent.server.model_steps import ModelSteps
-from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.caches import POSITION, CachedModel
 
 _CPU_SLICE, _GPU_BLOCK = 4, 64
@@ -28,7 +26,7 @@ _TYPICAL_TOKENS = 1000
 
 
 class CachedSteps(ModelSteps):
-    """A stock model of a server.
+    """A stock model of a server; `generate --state` does not read its state files.
 
     Args:
         model: of transformers.
@@ -78,13 +76,8 @@ class CachedSteps(ModelSteps):
         rows = "as one batch" if self.is_batched else "one after another, a token each, because of their attention"
         return f"{text}. Texts are read as {reading} and generate {rows}."
 
-    def pack(self, snapshot: Snapshot) -> bytes:
-        """The content of a state file, which this server reads, and `generate --state` does not."""
-        return pack_text_state(self.model, TextState(snapshot.state, [snapshot.pending]), self.cached.check_state)
-
-    def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
-        """The inverse of [`pack`]; raises a ValueError as [`ModelSteps.unpack`]."""
-        return self._snapshot(unpack_text_state(self.model, data, known_weights, self.cached.check_state))
+    def _check(self, state: RecurrentState) -> None:
+        self.cached.check_state(state)
 
     def read(
         self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False

@@ -6,8 +6,10 @@ Shape letters: T steps, V vocabulary.
 import math
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -132,11 +134,7 @@ class Request:
 
 def _count_from(pieces: Sequence[bytes], begin: int) -> int:
     """Number of the last pieces, from the one that has the byte `begin` of all."""
-    for number, piece in enumerate(pieces):
-        begin -= len(piece)
-        if begin < 0:
-            return len(pieces) - number
-    return 0
+    return len(pieces) - bisect_right([*accumulate(map(len, pieces))], begin)
 
 
 class Job:

@@ -97,7 +97,8 @@ class PrefixDatabase:
         with suppress(*_ERRORS):
             for whole, block, length, parent, priority, nbytes in self._connection.execute(query):
                 are_bytes = all(isinstance(each, bytes) for each in (whole, block, parent or b""))
-                if are_bytes and type(length) is int and length > 0 and _is_finite(priority):
+                are_numbers = type(length) is int and length > 0 and type(priority) is float and isfinite(priority)
+                if are_bytes and are_numbers:
                     yield StoredPrefix(PrefixKey(length, block, whole), parent, priority, nbytes)
 
     def write(self, row: StoredPrefix, state: bytes) -> None:
@@ -148,10 +149,6 @@ class PrefixDatabase:
             if not self._has_failed:
                 self._has_failed = True
                 _log.warning("%s cannot be written: %s. The server continues without it.", self._path, error)
-
-
-def _is_finite(value: object) -> bool:
-    return type(value) is float and isfinite(value)
 
 
 def _checksum(key: PrefixKey, state: bytes) -> bytes:

@@ -47,7 +47,7 @@ class ResponseStore:
     """
 
     def __init__(self, blobs: SafeBlobs, zero: RecurrentState, computation: str):
-        self._blobs, self._packing, self._computation = blobs, StatePacking(zero), computation
+        self.blobs, self._packing, self._computation = blobs, StatePacking(zero), computation
 
     def put(self, owner: bytes, response: StoredResponse) -> bool:
         """Keep a response of a client; False if that failed."""
@@ -61,14 +61,14 @@ class ResponseStore:
         }  # fmt: skip
         text, tokens = json.dumps(head).encode(), response.tokens.astype("<u4").tobytes()
         data = b"".join(len(part).to_bytes(8, "little") + part for part in (text, tokens, packed))
-        return self._blobs.put(self._name(response.content["id"]), zlib.compress(data, 1))
+        return self.blobs.put(self._name(response.content["id"]), zlib.compress(data, 1))
 
     def get(self, owner: bytes, response_id: str) -> StoredResponse | None:
         """A response of a client; None if there is none."""
         if not _ID.fullmatch(response_id):
             return None
         name = self._name(response_id)
-        data = self._blobs.get([name]).get(name)
+        data = self.blobs.get([name]).get(name)
         if data is None:
             return None
         text, tokens, packed = _parts(zlib.decompress(data))
@@ -83,12 +83,7 @@ class ResponseStore:
 
     def delete(self, owner: bytes, response_id: str) -> bool:
         """Forget a response of a client; False if there is none."""
-        return self.get(owner, response_id) is not None and self._blobs.delete(self._name(response_id))
-
-    @property
-    def failures(self) -> int:
-        """Calls of the store that failed."""
-        return self._blobs.failures
+        return self.get(owner, response_id) is not None and self.blobs.delete(self._name(response_id))
 
     @staticmethod
     def _name(response_id: str) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from hf_recurrent.server.adapters import ADAPTER
-from hf_recurrent.server.batch import Batch, Progress
-from hf_recurrent.server.fair_queue import FairQueue
+from hf_recurrent.server.batch import Batch, FairQueue, Progress
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_reuse import PrefixReuse
@@ -34,6 +33,7 @@ _COMMIT_SECONDS = 0.02
 # Of a row while others wait for one. Changing rows costs as much as a step.
 _TURN_SECONDS = 0.08
 _MOST_CALLS = 64  # of other threads, between two ticks
+_MOST_WAITING = 1 << 26  # tokens to be read by all jobs together
 _TOO_LATE = "The time for this request is up; it was not read."
 
 
@@ -67,7 +67,6 @@ class Scheduler:
         end_tokens: tokens that end a text.
         max_rows: texts that generate at a time; more take turns.
         max_jobs: jobs at a time.
-        max_waiting_bytes: tokens to be read by all jobs together.
     """
 
     def __init__(
@@ -82,12 +81,11 @@ class Scheduler:
         end_tokens: frozenset[int] = frozenset(),
         max_rows: int = 128,
         max_jobs: int = 512,
-        max_waiting_bytes: int = 1 << 26,
     ):
         self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
         self.reuse, self.responses = reuse, responses
         self._begin_token, self.end_tokens = begin_token, end_tokens
-        self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
+        self._max_rows, self._max_jobs = max_rows, max_jobs
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
         self._reading = FairQueue()
@@ -188,7 +186,7 @@ class Scheduler:
     def _admit(self, job: Job) -> None:
         request = job.request
         to_read = len(request.tokens) + sum(len(other.job.request.tokens) for other in self._reading)
-        if len(self._all_jobs()) >= self._max_jobs or to_read > self._max_waiting_bytes:
+        if len(self._all_jobs()) >= self._max_jobs or to_read > _MOST_WAITING:
             raise TooMany("The server is busy: too many requests wait; try again later.")
         session = None if request.session_id is None else self.store.acquire(request.session_id)
         origin = session.snapshot if session else request.start or Snapshot(self.store.zero)

@@ -75,10 +75,7 @@ class TextTokenizer:
         if not data:
             name = self.tokenizer.convert_ids_to_tokens(token) if token < len(self.tokenizer) else None
             return f"<{token}>" if name is None else name
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return shown_bytes(data)
 
     def _bytes_of_names(self) -> Any:
         """The bytes of a token, given its id and name."""
@@ -104,6 +101,14 @@ class TextTokenizer:
 
     def _decoded(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+
+def shown_bytes(data: bytes) -> str:
+    """The bytes of a token as OpenAI writes them: its text, or bytes:\\xNN for a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:

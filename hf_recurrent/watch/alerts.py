@@ -12,6 +12,7 @@ from typing import Any
 
 _MOST_WAITING = 1000
 _LONGEST_OUTPUT = 300
+_ATTEMPTS, _ANSWER_SECONDS = 6, 10.0  # of a webhook
 
 
 class AlertSender(ABC):
@@ -103,34 +104,33 @@ class AlertCommand(AlertSender):
 
 
 class Webhook(AlertSender):
-    """Posts each record as JSON, again after a failure: after 1, 2, 4, ... seconds, at most `attempts` times.
+    """Posts each record as JSON, again after a failure: after 1, 2, 4, ... times `pause` seconds, at most 6 times.
 
     A receiver may get a record twice; the header `Idempotency-Key` tells.
 
     Args:
         url: `http` or `https`.
-        seconds: time for an answer.
 
     Raises:
         ValueError: the URL is of another kind.
     """
 
-    def __init__(self, url: str, attempts: int = 6, seconds: float = 10.0, pause: float = 1.0):
+    def __init__(self, url: str, pause: float = 1.0):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`--webhook` is {url!r}; it must begin with http:// or https://.")
-        self._url, self._attempts, self._seconds, self._pause = url, attempts, seconds, pause
+        self._url, self._pause = url, pause
         super().__init__("--webhook")
 
     def _run(self, record: dict[str, Any]) -> str | None:
         key = "-".join(str(record.get(name, "")) for name in ("event", "line_number", "ended"))
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         body, problem = json.dumps(record).encode(), ""
-        for attempt in range(self._attempts):
+        for attempt in range(_ATTEMPTS):
             if attempt:
                 self._closing.wait(self._pause * 2 ** (attempt - 1))
             try:
                 request = urllib.request.Request(self._url, body, headers)
-                with urllib.request.urlopen(request, timeout=self._seconds):
+                with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):
                     return None
             except urllib.error.HTTPError as error:
                 problem = f"got status {error.code}"

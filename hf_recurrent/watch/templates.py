@@ -9,20 +9,17 @@ splitting and matching for nearly all lines.
 import re
 from collections.abc import Iterable
 from itertools import accumulate
-from operator import itemgetter
 
 from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.severity import severity_of
 from hf_recurrent.watch.slots import FREQUENT, MOST_DIGITS, NEAR, Order, Shape, Slot
-from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID, Masked
+from hf_recurrent.watch.variables import ADDRESS, FIRST, HEX, NUMBER, RUN, TIME, UUID, Masked
 
 _MOST = 8
 _FEWEST_BYTES = 2
 _VARIABLES = ADDRESS + HEX + NUMBER + UUID
 # A variable with the letters, signs and variables that it hangs together with.
 _PIECE = re.compile(rb"(?<![\w.-])[\w.-]*[\x02-\x05][\w\x02-\x05.-]*")
-_RUN = re.compile(rb"([\x02-\x05])\1*")
-_FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
 # The word and the sign before a piece, which tell `pid=` from `uid=`.
 _BEFORE = re.compile(rb"[A-Za-z_]{0,24}[=\[(#:@]\Z")
 _LETTERS = re.compile(rb"[A-Za-z]")
@@ -44,7 +41,7 @@ def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
             end = port
         if end - begin - len(piece.translate(None, _VARIABLES)) < _FEWEST_BYTES:
             continue
-        kind = _RUN.sub(_FIRST, piece)
+        kind = RUN.sub(FIRST, piece)
         if not _LETTERS.search(kind):
             before = _BEFORE.search(filled, max(begin - 26, 0), begin)
             kind = (before.group() if before else b"#%d" % sum(first <= begin for first, _ in masked.spans)) + kind

@@ -29,8 +29,8 @@ _VARIABLE = re.compile(
     rb"|(?P<address>(?<![\d.])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\d.])(?::\d+)?)"
     rb"|(?P<number>(?<![0-9A-Za-z])-?\d+(?:\.\d+)?|\d+))"
 )
-_RUN = re.compile(rb"([\x01-\x05])\1*")
-_FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
+RUN = re.compile(rb"([\x01-\x05])\1*")
+FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
 _TOKEN = re.compile(rb"\S+")
 # Words of a line that are compared. Each has counts of its own, and a line of 300 kB has tens of thousands.
 MOST_LINE_WORDS = 1024
@@ -60,7 +60,7 @@ class Masked:
     def __init__(self, line: bytes):
         self.time: tuple[int, int] | None = None
         self.filled = _VARIABLE.sub(self._fill, line.translate(_CONTROLS))
-        self.tokens: list[bytes] = _RUN.sub(_FIRST, self.filled).split()[:MOST_LINE_WORDS]
+        self.tokens: list[bytes] = RUN.sub(FIRST, self.filled).split()[:MOST_LINE_WORDS]
         self.spans = [match.span() for match in islice(_TOKEN.finditer(self.filled), MOST_LINE_WORDS)]
 
     def _fill(self, match: re.Match[bytes]) -> bytes:

@@ -14,8 +14,7 @@ from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.watch.alerts import AlertCommand, AlertSender, Webhook
 from hf_recurrent.watch.compressed_log import ENDINGS, CompressedLog, RotatedLog
 from hf_recurrent.watch.event_printer import EventPrinter
-from hf_recurrent.watch.events import Event
-from hf_recurrent.watch.ignored_events import IgnoredEvents
+from hf_recurrent.watch.events import Event, IgnoredEvents
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
 from hf_recurrent.watch.record_file import RecordFile
 from hf_recurrent.watch.redaction import Redactor

@@ -5,7 +5,7 @@ import torch
 from export_cases import CASES, as_step, build, check_step, random_inputs, state_of
 
 from hf_recurrent import export_block, export_step
-from hf_recurrent.export.scan_decomposition import scan_by_doubling
+from hf_recurrent.export.programs import scan_by_doubling
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.scan.linear_scan import linear_scan_reference
 from hf_recurrent.modeling.step import single_step

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import torch
 
-from hf_recurrent.export.c_file import c_file
 from hf_recurrent.export.c_printer import CPrinter
+from hf_recurrent.export.c_source import c_file
 from hf_recurrent.kernels.bytecode import BLOCK_OPCODES
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.lowering import OPERATORS

@@ -227,5 +227,5 @@ def test_a_directory_that_cannot_be_written_costs_no_answer(tmp_path):
         (tmp_path / "store").touch()
         assert turn(server, "It was a dark night. " * 5)[0]
         wait_for_writer(server)
-        assert server.scheduler.responses.failures > 0
+        assert server.scheduler.responses.blobs.failures > 0
     assert os.path.isfile(tmp_path / "store")

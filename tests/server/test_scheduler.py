@@ -304,9 +304,10 @@ def test_a_text_that_waits_for_its_turn_ends_where_it_is():
     scheduler.close()
 
 
-def test_limits_of_time_and_number():
+def test_limits_of_time_and_number(monkeypatch):
     model = tiny_model("memora")
-    scheduler = make_scheduler(model, max_jobs=3, max_waiting_bytes=10**6 + 2, end_tokens=frozenset())
+    monkeypatch.setattr("hf_recurrent.server.scheduler._MOST_WAITING", 10**6 + 2)
+    scheduler = make_scheduler(model, max_jobs=3, end_tokens=frozenset())
     endless = [job_of(b"a", max_new_tokens=10**6, seconds=0.2, source=TokenSource(Sampling(), 0)) for _ in range(2)]
     long = job_of(b"a" * 10**6, seconds=0.05)
     held = threading.Event()

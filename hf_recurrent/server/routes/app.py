@@ -6,24 +6,23 @@ import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from hf_recurrent.server.routes.errors import add_error_handlers
 from hf_recurrent.server.routes.guards import Guards
-from hf_recurrent.server.routes.learning_api import learning_routes
 from hf_recurrent.server.routes.metrics import ServerMetrics, request_histograms
 from hf_recurrent.server.routes.openai_api import openai_routes
 from hf_recurrent.server.routes.page import page_routes
-from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.session_api import session_routes
-from hf_recurrent.server.routes.settings import ServerSettings
+from hf_recurrent.server.routes.session_api import learning_routes, session_routes
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
@@ -60,6 +59,53 @@ def build_app(served: ServedModel) -> Guards:
     if served.settings.has_page:
         app.include_router(page_routes())
     return guards
+
+
+_HEADER_SECONDS = 15.0
+_SEND_SECONDS = 60.0
+
+
+class TimedProtocol(AutoHTTPProtocol):
+    """uvicorn's protocol with time limits for sending headers and for taking a response: it waits for both forever."""
+
+    header_seconds, send_seconds = _HEADER_SECONDS, _SEND_SECONDS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._connection, self._header_timer, self._send_timer = transport, None, None
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._send_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._send_timer = loop.call_later(self.send_seconds, self._connection.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _watch_headers(self) -> None:
+        """Start the clock when headers are awaited, stop it when the app has the request."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+        elif self._header_timer is None:
+            loop = asyncio.get_running_loop()
+            self._header_timer = loop.call_later(self.header_seconds, self._connection.abort)
 
 
 class _Server(uvicorn.Server):
@@ -137,13 +183,6 @@ async def _warm_up(app: Guards, served: ServedModel) -> None:
     for _ in range(_WARM_UP_REQUESTS):
         incoming.append(message)
         await app(dict(scope), receive, send)
-
-
-def server_address(settings: ServerSettings, host: str, listener: socket.socket) -> str:
-    """A line that says where a model is served."""
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    page = f", with a page on {address}/" if settings.has_page else ""
-    return f"{settings.name} is served on {address}/v1{page}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,12 @@
 """Chats: messages become a prompt, and the new text an answer, or calls of tools."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import numpy as np
+from jinja2 import TemplateError
 
 from hf_recurrent.server.routes.chat_schemas import ChatRequest, Function, Tools
 from hf_recurrent.server.routes.completions import Completion
@@ -40,6 +45,64 @@ def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequ
     if limit is None:  # an answer has an end
         limit = served.settings.limits.most_tokens(logprobs is not None) // (body.n or 1)
     return CompletionRequest.model_construct(model=body.model, max_tokens=limit, logprobs=logprobs, **shared)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A prompt.
+
+    Args:
+        text: of all messages, and the beginning of an answer.
+        tokens: of this text.
+        ends: numbers of tokens after which another chat may go on differently.
+    """
+
+    text: str
+    tokens: np.ndarray
+    ends: list[int] = field(default_factory=list)
+
+
+def chat_prompt(
+    served: ServedModel,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    known: ChatPrompt | None = None,
+    param: str = "messages",
+) -> ChatPrompt:
+    """The prompt for an answer.
+
+    Args:
+        served: the model.
+        messages: as templates have them.
+        tools: definitions of tools, likewise.
+        known: the text of an earlier turn with its answer, whose tokens are kept where the new text begins with it.
+        param: the argument that has the messages, for errors.
+
+    Raises:
+        ApiError: there is no chat template, or it refuses the messages.
+    """
+    tokenizer, name = served.tokenizer, served.settings.name
+    if not getattr(tokenizer, "chat_template", None):
+        message = f"The model {name!r} is not an assistant: it has no chat template. Use /v1/completions."
+        raise ApiError(404, message, "model")
+    options = {"tools": tools or None, "tokenize": False}
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+    except (TemplateError, TypeError, ValueError) as error:  # the template decides which messages it can write
+        sentence = f"`{param}` is refused by the chat template: {error}"
+        raise ApiError(400, sentence, param, "invalid_value") from error
+    if known is not None and text.startswith(known.text):
+        rest = served.encode(text[len(known.text) :], param)
+        tokens = np.concatenate([known.tokens, rest.astype(known.tokens.dtype)])
+    else:
+        tokens = served.encode(text, param)
+    ends = []
+    for count in {1, len(messages) - 2, len(messages) - 1} & {*range(1, len(messages))}:
+        with suppress(TemplateError, TypeError, ValueError):
+            begin = tokenizer.apply_chat_template(messages[:count], **options)
+            if text.startswith(begin):
+                ends.append(len(served.encode(begin, param)))
+    return ChatPrompt(text, tokens, ends)
 
 
 class ChatCompletion(Completion):

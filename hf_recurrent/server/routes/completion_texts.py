@@ -78,15 +78,10 @@ class CompletionChoice:
         logprobs: int | None = None,
         form: Callable[[ServedModel, Sequence[ScoredToken], int], Any] = completion_logprobs,
     ):
-        self.job, self._served, self._index = job, served, index
+        self.job, self.served, self._index = job, served, index
         self._prompt, self._prompt_scores, self._logprobs, self._form = prompt, prompt_scores, logprobs, form
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length, self._taken, self._is_first, self._is_over = 0, 0, True, False
-
-    @property
-    def prefix(self) -> dict[str, str]:
-        """See [`ServedModel.prefix`]."""
-        return self._served.prefix(self.job)
 
     def take(self, most: int | None = None) -> dict[str, Any] | None:
         """The JSON of the new part, with a maximum number of tokens; None if nothing is new, and after the end."""
@@ -102,9 +97,9 @@ class CompletionChoice:
             scored: list[ScoredToken] = []
             text += self._add_scored(prompt, self._prompt_scores, 0, scored)
             text += self._add_scored(new, self.job.output_scores, self._taken, scored)
-            logprobs = self._form(self._served, scored, self._logprobs)
+            logprobs = self._form(self.served, scored, self._logprobs)
         else:
-            text += self._decode(self._served.decode([*prompt, *new]))
+            text += self._decode(self.served.decode([*prompt, *new]))
         if is_done:
             text += self._decoder.decode(self.job.tail, final=True)
         self._taken, self._is_first, self._is_over = released, False, is_done
@@ -123,7 +118,7 @@ class CompletionChoice:
             best = scores.alternatives[place].items() if self._logprobs else ()
             value = _finite(scores.log_probabilities[place])
             scored.append(ScoredToken(token, value, {other: _finite(each) for other, each in best}, self._length))
-            text += self._decode(self._served.decode([token]))
+            text += self._decode(self.served.decode([token]))
         return text
 
 

@@ -46,7 +46,8 @@ class Completion:
         """A response or a part of one."""
         head = self._head
         if self.body.session is not None:
-            head = head | {"session": self.body.session} | self.choices[0].prefix
+            first = self.choices[0]
+            head = head | {"session": self.body.session} | first.served.prefix(first.job)
         if not with_usage:
             return head | {"choices": list(choices)}
         prompt = sum(map(len, self.prompts))

@@ -33,13 +33,14 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         scheduler = self._served.scheduler
         counts, store, reuse = scheduler.counts, scheduler.store, scheduler.reuse
+        blobs = scheduler.responses.blobs
         for name, text, value in (
             ("bytes_read", "Bytes that were read.", counts.bytes_read),
             ("bytes_generated", "Bytes that were generated.", counts.bytes_generated),
             ("reused_bytes", "Bytes that were not read again.", reuse.tokens if reuse else 0),
             ("ticks", "Steps of the batch and slices of texts.", counts.ticks),
             ("failed_jobs", "Jobs that ended with an error.", counts.failed),
-            ("store_failures", "Calls of the store that failed, and damaged pieces.", scheduler.responses.failures),
+            ("store_failures", "Calls of the store that failed, and damaged pieces.", blobs.failures),
         ):
             yield CounterMetricFamily(f"hf_recurrent_{name}", text, value)
         gauges = [

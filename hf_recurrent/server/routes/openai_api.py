@@ -4,8 +4,12 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, checked_tools
-from hf_recurrent.server.routes.chat_prompts import chat_prompt
+from hf_recurrent.server.routes.chat_completions import (
+    ChatCompletion,
+    chat_as_completion,
+    chat_prompt,
+    checked_tools,
+)
 from hf_recurrent.server.routes.chat_schemas import ChatRequest
 from hf_recurrent.server.routes.completion_texts import chat_logprobs
 from hf_recurrent.server.routes.completions import Completion, begin_choices, check_completion, respond

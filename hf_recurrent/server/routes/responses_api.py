@@ -11,8 +11,7 @@ from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.response_store import StoredResponse
-from hf_recurrent.server.routes.chat_completions import checked_tools
-from hf_recurrent.server.routes.chat_prompts import ChatPrompt, chat_prompt
+from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt, checked_tools
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.openai_api import check_name
 from hf_recurrent.server.routes.prefix_scopes import api_key, owner, prefix_salt

@@ -1,6 +1,6 @@
 """The bodies of requests. Values of other types, unknown fields, NaN and infinities are refused.
 
-`error_messages.py` turns the errors into sentences.
+`errors.py` turns the errors into sentences.
 """
 
 import base64

@@ -19,7 +19,7 @@ from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.text_hashes import TextHashes
-from hf_recurrent.server.text_tokenizer import TextTokenizer
+from hf_recurrent.server.text_tokenizer import TextTokenizer, shown_bytes
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
 _WORTH_A_SEARCH = 32  # tokens to be read
@@ -63,10 +63,10 @@ class ServedModel:
 
     @cached_property
     def token_names(self) -> list[str]:
-        """Every token as OpenAI writes it: its text, or bytes:\\xNN for a part of a character."""
+        """Every token as clients see it; see [`shown_bytes`]."""
         if isinstance(self.tokenizer, TextTokenizer):
             return [self.tokenizer.name(token) for token in range(self.vocab_size)]
-        return [_token_name(data) for data in self._token_bytes]
+        return [shown_bytes(data) for data in self._token_bytes]
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -177,7 +177,3 @@ class ServedModel:
         """Raise an ApiError that names an argument above its limit."""
         if value > limit:
             raise ApiError(400, f"`{param}` asks for {value}; this server allows at most {limit}.", param, ABOVE_LIMIT)
-
-
-def _token_name(data: bytes) -> str:
-    return data.decode("ascii") if data.isascii() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,7 +1,8 @@
-"""Sessions: texts that stay, are read and continued piece by piece, forked, rewound, and moved as files."""
+"""Sessions: texts that stay, are read and continued piece by piece, forked, moved as files, and learned from."""
 
 import base64
 import codecs
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from hf_recurrent.server.routes.prefix_scopes import owner
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs, call
 from hf_recurrent.server.routes.schemas import (
     ChangeRequest,
+    CheckpointRequest,
     GenerateRequest,
     MarkRequest,
     ReadRequest,
@@ -25,6 +27,7 @@ from hf_recurrent.server.routes.schemas import (
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionError
 
 
@@ -228,3 +231,39 @@ def _check_learning(served: ServedModel) -> None:
     if not served.learns:
         message = "`learns` is true, but this server does not learn; start it with --learn or --adapter_rank."
         raise ApiError(400, message, "learns")
+
+
+def learning_routes(served: ServedModel) -> APIRouter:
+    routes = APIRouter(prefix="/v1/learning")
+    scheduler = served.scheduler
+
+    @routes.get("")
+    async def describe() -> dict:
+        """Bytes, updates and bits per byte so far, and the checkpoints."""
+        return await call(scheduler, _about_learner, _learner(served))
+
+    @routes.post("/checkpoints")
+    async def save() -> dict:
+        """Write a checkpoint now."""
+        return {"checkpoint": await call(scheduler, _learner(served).save)}
+
+    @routes.post("/unlearn")
+    async def unlearn(body: CheckpointRequest) -> dict:
+        """Go back to the weights of a checkpoint."""
+        try:
+            await call(scheduler, _learner(served).unlearn, body.checkpoint)
+        except ValueError as error:
+            raise ApiError(400, str(error), "checkpoint") from error
+        return await describe()
+
+    return routes
+
+
+def _learner(served: ServedModel) -> SessionLearner:
+    if served.scheduler.learner is None:
+        raise ApiError(400, "This server does not learn; start it with --learn.")
+    return served.scheduler.learner
+
+
+def _about_learner(learner: SessionLearner) -> dict:
+    return dataclasses.asdict(learner.record()) | {"failures": learner.failures, "checkpoints": learner.checkpoints()}

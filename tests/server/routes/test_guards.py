@@ -7,8 +7,7 @@ import time
 import pytest
 from running_server import Client, running_server
 
-from hf_recurrent.server.routes.app import listen
-from hf_recurrent.server.routes.protocol import TimedProtocol
+from hf_recurrent.server.routes.app import TimedProtocol, listen
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
