@@ -154,7 +154,7 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         def random(*shape, generator=generator):
             return torch.randn(*shape, generator=generator, dtype=dtype)
 
-        # Odd sizes, streams that go past by two and one, and two rows of the map in each group.
+        # Odd sizes, streams that go past by four and one, and two rows of the map in each group.
         carried, gradient = random(7, 1, 2, 7, 19), random(2, 7, 19)
         derivative = module.Derivative(random(7, 1, 1, 2, 7), random(7, 1, 19))
         for with_gradient in (gradient, None):
@@ -163,6 +163,26 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         results.append((carried, gradient))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.skipif(module.sensitivities_cpu is None, reason="the kernel was not built")
+@pytest.mark.parametrize("streams", [1, 4, 6])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 15), (3, 16), (5, 33), (300, 512)])
+def test_the_compiled_kernel_against_float64(streams, rows, columns):
+    """Whole and partial lines and groups of streams; 300 rows of 512 are several parts."""
+    shapes = [(streams, 1, 1, rows, columns), (streams, 1, 1, rows), (streams, 1, 1, 1, rows)]
+    shapes += [(streams, 1, columns), (streams, 1, rows), (1, rows, columns)]
+    given = [
+        torch.randn(shape, generator=torch.Generator().manual_seed(number)) for number, shape in enumerate(shapes)
+    ]
+    carried, transition, of_rows, inputs, grad_state, gradient = map(torch.Tensor.double, given)
+    past = torch.einsum("bcg,bcrgi->rgi", grad_state, carried)
+    after = transition[..., None] * carried + of_rows.view(transition.shape)[..., None] * inputs.view(
+        streams, 1, 1, 1, -1
+    )
+    module.sensitivities_cpu.advance(*given)
+    torch.testing.assert_close(given[0].double(), after, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(given[5].double(), gradient + past, rtol=1e-6, atol=1e-6 * streams)
 
 
 def test_threads_change_no_bit_of_the_compiled_kernel():
