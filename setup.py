@@ -29,7 +29,7 @@ INCLUDED = {
     "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
         "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products",
-        "products_bf16", "gates", "losses", "tables", "layer",
+        "products_bf16", "gates", "losses", "tables", "layer", "few_rows",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",

@@ -25,7 +25,9 @@ def gate_coefficients(
     Returns:
         Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
-    if rate.dim() == 1 and (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) is not None:
+    # Each row has a rate of its own where gradients of streams are separate.
+    of_rows = rate.shape == recurrence_gate.shape and rate.device.type == "cpu"
+    if (rate.dim() == 1 or of_rows) and (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)):
         return _FusedGateCoefficients.apply(kernels, recurrence_gate, rate, input_gate, inputs)
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
