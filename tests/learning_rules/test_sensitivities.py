@@ -10,6 +10,7 @@ from model_cases import relative_difference, tiny_model
 from torch import nn
 
 from hf_recurrent.learning_rules import sensitivities as module
+from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
 from hf_recurrent.modeling.block.recurrent_state import detach_state
 from hf_recurrent.modeling.units.dense_units import DenseUnit
@@ -183,6 +184,25 @@ def test_the_compiled_kernel_against_float64(streams, rows, columns):
     module.sensitivities_cpu.advance(*given)
     torch.testing.assert_close(given[0].double(), after, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(given[5].double(), gradient + past, rtol=1e-6, atol=1e-6 * streams)
+
+
+@pytest.mark.parametrize("streams", [64, 70])
+def test_many_streams_against_float64(streams):
+    """Steps whose maps and gates kernels compute, where they were built, against the same weights in float64."""
+    sizes = {"hidden_size": 136, "state_size": 152, "num_hidden_layers": 2}
+    narrow = model_of("memora+glru", torch.float32, **sizes)
+    wide = model_of("memora+glru", **sizes)
+    wide.load_state_dict(narrow.state_dict())
+    ids, labels = torch.randint(1, 64, (2, streams, 4), generator=torch.Generator().manual_seed(0))
+    found = []
+    for model in (narrow, wide):
+        rule = build_learning_rule("rtrl", model)
+        state, carried = model.init_state(streams), rule.init_carried(streams)
+        for part, targets in zip(ids.split(1, 1), labels.split(1, 1), strict=True):
+            state = rule.learn(carried, state, part, targets, None, streams).state
+        found.append(gradients(model) | {f"sensitivity of {name}": tensor for name, tensor in carried.items()})
+    for name, tensor in found[0].items():
+        assert relative_difference(tensor.double(), found[1][name]) < 5e-6, name
 
 
 def test_threads_change_no_bit_of_the_compiled_kernel():
