@@ -29,7 +29,7 @@ _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in tra
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
 _SERIAL_PRODUCTS = 1 << 19
-_FEW_ROWS = 64  # products of so many rows read a matrix about once
+_FEW_ROWS = 64  # of products that read their other matrix about once
 
 _library = load_library("_training_cpu", "hf_training_version", _VERSION)
 _library.hf_training_instruction_level.argtypes = (ctypes.c_int,)
@@ -109,50 +109,59 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
     """
     dtype = products[0][0].dtype
     if is_simulated():
-        simulated = [_panels(b, dtype) for a, b, _, _ in products if a.stride(1) == 1]
+        packed = (_packed(a, b, _is_few(a, rounded)) for a, b, _, _ in products)
+        simulated = [_panels(matrix, dtype) for matrix in packed if matrix is not None]
         del simulated  # all of them at once, as below
         return
-    packed, before, before_is_few, operations = {}, None, False, 0
+    panels_of, before, before_is_few, operations = {}, None, False, 0
     few, many = [], []  # fields of products with few rows, and of others
     of_transposed = None  # b of the product before, if its a is transposed and it adds to nothing
     kept = []  # copies and packed matrices live until the call
     for a, b, to, add in products:
-        (rows, depth), width = a.shape, b.shape[1]
-        a_row, a_depth, b_depth, b_column = *a.stride(), *b.stride()
-        if a_row != 1 and a_depth != 1:
-            a = a.contiguous()
-            a_row, a_depth = a.stride()
-        if b_depth != 1 and b_column != 1:
-            b = b.contiguous()
-            b_depth, b_column = b.stride()
+        a, b = _with_neighbours(a), _with_neighbours(b)
         kept.append((a, b))
-        a_address = address("a", a, dtype, rows * depth, strided=True)
-        b_address = address("b", b, dtype, depth * width, strided=True)
-        to_address = address("to", to, dtype, rows * width, strided=True)
-        continues = add and to_address == before
-        is_few = a_depth == 1 and rows <= _FEW_ROWS and not rounded and (before_is_few or not continues)
+        (rows, depth), width = a.shape, b.shape[1]
+        of_a = address("a", a, dtype, rows * depth, strided=True), *a.stride()
+        of_b = address("b", b, dtype, depth * width, strided=True), *b.stride()
+        of_to = address("to", to, dtype, rows * width, strided=True), to.stride(0)
+        continues = add and of_to[0] == before
+        is_few = _is_few(a, rounded) and (before_is_few or not continues)
         fields, continues = few if is_few else many, continues and is_few == before_is_few
-        panels, is_new, shares, found = 0, False, False, (b_address, b_depth, b_column, depth, width)
-        if a_depth == 1 and not (is_few and b_column == 1):
-            matrix, key = (a.T, (a_address, a_row, rows, depth)) if is_few else (b, found)
-            if is_new := key not in packed:
-                packed[key] = _panels(matrix, dtype)
-            panels = packed[key].data_ptr()
-        elif a_depth != 1:
-            shares = found == of_transposed and not add
+        panels, is_new, shares, is_transposed = 0, False, False, of_a[2] != 1
+        if (matrix := _packed(a, b, is_few)) is not None:
+            found = (*(of_a if is_few else of_b), *matrix.shape)
+            if is_new := found not in panels_of:
+                panels_of[found] = _panels(matrix, dtype)
+            panels = panels_of[found].data_ptr()
+        elif is_transposed:
+            shares = (of_b, b.shape) == of_transposed and not add
             if continues:
                 fields[-2] = False  # the product before does not share b, if it did
-        of_transposed = None if a_depth == 1 or add else found
-        fields += (
-            rows, depth, width, a_address, a_row, a_depth, b_address, b_depth, b_column, to_address, to.stride(0), add,
-            panels, is_new, continues, shares, 0,
-        )  # fmt: skip
-        before, before_is_few, operations = to_address, is_few, operations + rows * depth * width
+        of_transposed = (of_b, b.shape) if is_transposed and not add else None
+        fields += (rows, depth, width, *of_a, *of_b, *of_to, add, panels, is_new, continues, shares, 0)
+        before, before_is_few, operations = of_to[0], is_few, operations + rows * depth * width
     threads = free_threads() if operations >= _SERIAL_PRODUCTS else 1
     for name, fields in {"few_products": few, "products": many}.items():
         if fields:
             header = threads, len(fields) // _FIELDS, rounded
             _functions[name, dtype](struct.pack(f"={3 + len(fields)}q", *header, *fields))
+
+
+def _with_neighbours(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy, of which rows or columns are neighbours in memory."""
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+def _is_few(a: Tensor, rounded: bool) -> bool:
+    """True for products that few_rows.h computes faster than products.h; if their results add up, all have to be."""
+    return a.stride(1) == 1 and len(a) <= _FEW_ROWS and not rounded
+
+
+def _packed(a: Tensor, b: Tensor, is_few: bool) -> Tensor | None:
+    """The matrix that is packed before the product: of few rows aᵀ, and only where b is transposed in memory."""
+    if is_few:
+        return None if b.stride(1) == 1 else a.T
+    return b if a.stride(1) == 1 else None
 
 
 def _panels(b: Tensor, dtype: torch.dtype) -> Tensor:
