@@ -1,6 +1,6 @@
-/* Matrix products with few rows, as of streams that take one step. They read a large matrix, the weights of a map, about
- * once: products.h would take as long to pack it as to multiply with it. Here it is read in the order of its memory, a block
- * ahead of the sums. Those run in the same order as there, so that results have the same bits. */
+/* Matrix products with few rows, as of streams that take one step. They read a large matrix, the weights of a map,
+ * about once, so that products.h would take a good part of the time to pack it. Here it is read in the order of its
+ * memory, ahead of the sums. Those run in the same order as there, so that results have the same bits. */
 #define SLICE (4 * TILE_ROWS) /* columns of a part, where b is transposed in memory */
 #define MOST_PANELS 16        /* of a part, where it is not */
 #define PANELS_OF_ROWS(one) (((one)->rows + PANEL - 1) / PANEL)
@@ -140,7 +140,8 @@ TARGET static void NAME(panel_product)(const struct product *one, int64_t begin,
     STEPS(k, 0, one->depth, DEPTH) {
         const int64_t depth = LESS(one->depth - k, DEPTH), width = (stop - begin) * PANEL;
         const int64_t is_last = k + DEPTH >= one->depth;
-        const REAL *next = (const REAL *)one->b + (is_last ? stop * PANEL : begin * PANEL + (k + DEPTH) * one->b_depth);
+        const int64_t ahead_at = is_last ? stop * PANEL : begin * PANEL + (k + DEPTH) * one->b_depth;
+        const REAL *next = (const REAL *)one->b + ahead_at;
         struct NAME(ahead) ahead = NAME(ahead_of)(next, DEPTH, width, one->b_depth);
         STEPS(panel, begin, stop, 1)
             NAME(pack)(one, panel, k, depth, packed + (panel - begin) * depth * PANEL);
@@ -190,7 +191,8 @@ TARGET static void NAME(few_pack)(const void *argument, int64_t part)
 
 static void NAME(few_products)(const struct products *all)
 {
-    struct call packing = {.run = NAME(few_pack), .argument = all}, products = {.run = NAME(few_part), .argument = all};
+    struct call packing = {.run = NAME(few_pack), .argument = all};
+    struct call products = {.run = NAME(few_part), .argument = all};
     for (const struct product *one = all->list; one < all->list + all->count; one++) {
         packing.parts += one->packs ? PANELS_OF_ROWS(one) : 0;
         products.parts += one->continues ? 0 : NAME(parts_of_few)(all, one);

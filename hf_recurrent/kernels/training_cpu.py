@@ -109,7 +109,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
     """
     dtype = products[0][0].dtype
     if is_simulated():
-        packed = (_packed(a, b, _is_few(a, rounded)) for a, b, _, _ in products)
+        packed = (_packed(a, b, _is_few(a, b, rounded)) for a, b, _, _ in products)
         simulated = [_panels(matrix, dtype) for matrix in packed if matrix is not None]
         del simulated  # all of them at once, as below
         return
@@ -125,7 +125,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         of_b = address("b", b, dtype, depth * width, strided=True), *b.stride()
         of_to = address("to", to, dtype, rows * width, strided=True), to.stride(0)
         continues = add and of_to[0] == before
-        is_few = _is_few(a, rounded) and (before_is_few or not continues)
+        is_few = _is_few(a, b, rounded) and (before_is_few or not continues)
         fields, continues = few if is_few else many, continues and is_few == before_is_few
         panels, is_new, shares, is_transposed = 0, False, False, of_a[2] != 1
         if (matrix := _packed(a, b, is_few)) is not None:
@@ -152,9 +152,11 @@ def _with_neighbours(matrix: Tensor) -> Tensor:
     return matrix if 1 in matrix.stride() else matrix.contiguous()
 
 
-def _is_few(a: Tensor, rounded: bool) -> bool:
+def _is_few(a: Tensor, b: Tensor, rounded: bool) -> bool:
     """True for products that few_rows.h computes faster than products.h; if their results add up, all have to be."""
-    return a.stride(1) == 1 and len(a) <= _FEW_ROWS and not rounded
+    # Where b is transposed, whole panels of rows are computed.
+    wastes = b.stride(1) != 1 and len(a) > _PANEL and -len(a) % _PANEL > _PANEL // 2
+    return a.stride(1) == 1 and len(a) <= _FEW_ROWS and not (wastes or rounded)
 
 
 def _packed(a: Tensor, b: Tensor, is_few: bool) -> Tensor | None:
