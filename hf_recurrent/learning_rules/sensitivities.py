@@ -178,10 +178,8 @@ class _UnitBlock(UnitRecorder):
         inputs, outputs = zip(*(self.projections[name] for name in traced.linears), strict=True)
         of = [self.state, *outputs, *self.vectors.values()]
         by_channel = []
-        for number in range(self.final_state.shape[-1] // groups):
-            channel = torch.zeros_like(self.final_state)
-            channel.unflatten(-1, (-1, groups))[:, number] = 1
-            by_channel.append(torch.autograd.grad(self.final_state, of, channel, retain_graph=True))
+        for channels in self.final_state.unflatten(-1, (-1, groups)).unbind(-2):
+            by_channel.append(torch.autograd.grad(channels.sum(), of, retain_graph=True))
         # Each (B, …, C, rows, G): derivatives of the C channels of the final state.
         of_state, *gradients = (
             _stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
