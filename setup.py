@@ -25,12 +25,11 @@ INCLUDED = {
     "count_memory_large_cpu": [*COUNTS, "count_memory_large", "count_memory_cpu.c"],
     "count_memory_small_cpu": [*COUNTS, "count_memory_cpu.c"],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
-    "sensitivities_cpu": ["kernel", "thread_pool"],
+    "sensitivities_cpu": ["kernel", "sensitivities", "thread_pool"],
     "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
         "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products",
-        "products_bf16", "gelu", "gates", "convolution",
-        "losses", "tables", "layer",
+        "products_bf16", "gelu", "gates", "convolution", "losses", "tables", "layer", "few_rows",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",

@@ -7,13 +7,17 @@
 A step is a forward and a backward pass; an RTRL step also uses and advances the sensitivities. The bound is the time
 of reading all sensitivities once and writing them once, measured as an in-place multiplication of a tensor of their
 size. Kinds of steps take turns, and the best time of each counts. One CPU thread is measured in CPU time. As in
-`hf-recurrent pretrain`, freed memory stays with the process.
+`hf-recurrent pretrain`, freed memory stays with the process, and where kernels compute a step, they have the threads.
 """
+
+from contextlib import nullcontext
 
 import torch
 from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
+from hf_recurrent.kernels.thread_count import threads_for_kernels
 from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
+from hf_recurrent.modeling.block.training_kernels import SMALLEST_FUSED, training_module
 from hf_recurrent.trainers.freed_memory import keep_freed_memory
 
 
@@ -24,10 +28,13 @@ class Reader:
         self.model, self.rule, self.stride = model, rule, stride
         self.input_ids = torch.randint(256, (streams, steps), device=model.device)
         self.state, self.carried = model.init_state(streams), rule.init_carried(streams)
+        is_large = streams * stride * model.config.hidden_size >= SMALLEST_FUSED
+        self.of_kernels = is_large and model.device.type == "cpu" and training_module() is not None
 
     def __call__(self) -> None:
-        for part in self.input_ids.split(self.stride, 1):
-            self.state = self.rule.learn(self.carried, self.state, part, part, None, part.numel()).state
+        with threads_for_kernels() if self.of_kernels else nullcontext():
+            for part in self.input_ids.split(self.stride, 1):
+                self.state = self.rule.learn(self.carried, self.state, part, part, None, part.numel()).state
         self.model.zero_grad()
 
 

@@ -7,7 +7,8 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.kernels.thread_count import threads_for_kernels
 from hf_recurrent.learning_rules.joint_optimizer import MUON
-from hf_recurrent.modeling.block.training_kernels import training_module
+from hf_recurrent.modeling.block.training_kernels import SMALLEST_FUSED, training_module
+from hf_recurrent.trainers.methods.online_rule import OnlineRule
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
 from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -21,7 +22,7 @@ def kernel_threads(
     """A block in which kernels have all threads, if a step of this model and method is kernels in the main."""
     has_other_steps = args.bf16 or args.fp16 or args.torch_compile or args.matrix_optimizer == MUON
     is_fused = (
-        isinstance(method, TruncatedBptt)
+        (isinstance(method, TruncatedBptt) or _is_large(model, method, args))
         and args.device.type == "cpu"
         and not has_other_steps
         and isinstance(model, PreTrainedModel)
@@ -30,3 +31,10 @@ def kernel_threads(
         and training_module() is not None
     )
     return threads_for_kernels() if is_fused else nullcontext()
+
+
+def _is_large(model: torch.nn.Module, method: TrainingMethod, args: MultiStreamTrainingArguments) -> bool:
+    """True for a learning rule with so many streams or steps that kernels compute them."""
+    if not isinstance(method, OnlineRule) or not isinstance(model, PreTrainedModel):
+        return False
+    return args.per_device_train_batch_size * args.stride * model.config.hidden_size >= SMALLEST_FUSED

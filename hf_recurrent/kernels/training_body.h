@@ -8,5 +8,6 @@
 #include "losses.h"
 #include "tables.h"
 #include "layer.h"
+#include "few_rows.h"
 #undef TILE_ROWS
 #undef HAS_ROUNDED

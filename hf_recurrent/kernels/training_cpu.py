@@ -23,11 +23,13 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 6  # of the structs in training_cpu.c
+_VERSION = 7  # of the structs in training_cpu.c
+_FIELDS = 17  # of a product
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
 _SERIAL_PRODUCTS = 1 << 19
+_FEW_ROWS = 64  # of products that read their other matrix about once
 
 _library = load_library("_training_cpu", "hf_training_version", _VERSION)
 _library.hf_training_instruction_level.argtypes = (ctypes.c_int,)
@@ -60,7 +62,7 @@ def _function(name: str):
 _functions = {
     (name, dtype): _function(f"{name}_{suffix}")
     for dtype, suffix in _TYPES.items()
-    for name in ("products", *_TENSORS)
+    for name in ("products", "few_products", *_TENSORS)
 }
 
 
@@ -109,43 +111,61 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
     """
     dtype = products[0][0].dtype
     if is_simulated():
-        simulated = [_panels(b, dtype) for a, b, _, _ in products if a.stride(1) == 1]
+        packed = (_packed(a, b, _is_few(a, b, rounded)) for a, b, _, _ in products)
+        simulated = [_panels(matrix, dtype) for matrix in packed if matrix is not None]
         del simulated  # all of them at once, as below
         return
-    packed, fields, before, operations = {}, [1, len(products), rounded], None, 0
+    panels_of, before, before_is_few, operations = {}, None, False, 0
+    few, many = [], []  # fields of products with few rows, and of others
     of_transposed = None  # b of the product before, if its a is transposed and it adds to nothing
     kept = []  # copies and packed matrices live until the call
     for a, b, to, add in products:
-        (rows, depth), width = a.shape, b.shape[1]
-        a_row, a_depth, b_depth, b_column = *a.stride(), *b.stride()
-        if a_row != 1 and a_depth != 1:
-            a = a.contiguous()
-            a_row, a_depth = a.stride()
-        if b_depth != 1 and b_column != 1:
-            b = b.contiguous()
-            b_depth, b_column = b.stride()
+        a, b = _with_neighbours(a), _with_neighbours(b)
         kept.append((a, b))
-        b_address = address("b", b, dtype, depth * width, strided=True)
-        to_address = address("to", to, dtype, rows * width, strided=True)
-        found, continues = (b_address, b_depth, b_column, depth, width), add and to_address == before
-        panels, is_new, shares = 0, False, False
-        if a_depth == 1:
-            if is_new := found not in packed:
-                packed[found] = _panels(b, dtype)
-            panels = packed[found].data_ptr()
-        else:
-            shares = found == of_transposed and not add
+        (rows, depth), width = a.shape, b.shape[1]
+        of_a = address("a", a, dtype, rows * depth, strided=True), *a.stride()
+        of_b = address("b", b, dtype, depth * width, strided=True), *b.stride()
+        of_to = address("to", to, dtype, rows * width, strided=True), to.stride(0)
+        continues = add and of_to[0] == before
+        is_few = _is_few(a, b, rounded) and (before_is_few or not continues)
+        fields, continues = few if is_few else many, continues and is_few == before_is_few
+        panels, is_new, shares, is_transposed = 0, False, False, of_a[2] != 1
+        if (matrix := _packed(a, b, is_few)) is not None:
+            found = (*(of_a if is_few else of_b), *matrix.shape)
+            if is_new := found not in panels_of:
+                panels_of[found] = _panels(matrix, dtype)
+            panels = panels_of[found].data_ptr()
+        elif is_transposed:
+            shares = (of_b, b.shape) == of_transposed and not add
             if continues:
                 fields[-2] = False  # the product before does not share b, if it did
-        of_transposed = None if a_depth == 1 or add else found
-        fields += (
-            rows, depth, width, address("a", a, dtype, rows * depth, strided=True), a_row, a_depth,
-            b_address, b_depth, b_column, to_address, to.stride(0), add, panels, is_new, continues, shares, 0,
-        )  # fmt: skip
-        before, operations = to_address, operations + rows * depth * width
-    if operations >= _SERIAL_PRODUCTS:
-        fields[0] = free_threads()
-    _functions["products", dtype](struct.pack(f"={len(fields)}q", *fields))
+        of_transposed = (of_b, b.shape) if is_transposed and not add else None
+        fields += (rows, depth, width, *of_a, *of_b, *of_to, add, panels, is_new, continues, shares, 0)
+        before, before_is_few, operations = of_to[0], is_few, operations + rows * depth * width
+    threads = free_threads() if operations >= _SERIAL_PRODUCTS else 1
+    for name, fields in {"few_products": few, "products": many}.items():
+        if fields:
+            header = threads, len(fields) // _FIELDS, rounded
+            _functions[name, dtype](struct.pack(f"={3 + len(fields)}q", *header, *fields))
+
+
+def _with_neighbours(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy, of which rows or columns are neighbours in memory."""
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+def _is_few(a: Tensor, b: Tensor, rounded: bool) -> bool:
+    """True for products that few_rows.h computes faster than products.h; if their results add up, all have to be."""
+    # Where b is transposed, whole panels of rows are computed.
+    wastes = b.stride(1) != 1 and len(a) > _PANEL and -len(a) % _PANEL > _PANEL // 2
+    return a.stride(1) == 1 and len(a) <= _FEW_ROWS and not (wastes or rounded)
+
+
+def _packed(a: Tensor, b: Tensor, is_few: bool) -> Tensor | None:
+    """The matrix that is packed before the product: of few rows aᵀ, and only where b is transposed in memory."""
+    if is_few:
+        return None if b.stride(1) == 1 else a.T
+    return b if a.stride(1) == 1 else None
 
 
 def _panels(b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -235,25 +255,30 @@ def _gated_backward(
 def gate_coefficients(
     recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,)."""
+    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,) or (…, S)."""
     results = _like(recurrence_gate), _like(recurrence_gate)
     given = _coefficients_given(recurrence_gate, rate, input_gate, inputs, decay=results[0], scaled=results[1])
-    _run("gate_coefficients", recurrence_gate.dtype, _rows_and_width(recurrence_gate), (), given)
+    _run("gate_coefficients", recurrence_gate.dtype, _coefficients_sizes(recurrence_gate, rate), (), given)
     return results
+
+
+def _coefficients_sizes(recurrence_gate: Tensor, rate: Tensor) -> tuple[int, int, int]:
+    rows, width = _rows_and_width(recurrence_gate)
+    return rows, width, 1 if rate.dim() == 1 else rows
 
 
 def gate_coefficients_backward(
     recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, grad_decay: Tensor, grad_scaled: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the four arguments of [`gate_coefficients`]."""
-    sizes, grads = _rows_and_width(recurrence_gate), [_like(recurrence_gate) for _ in range(3)]
-    sums = rate.new_empty(_chunks(sizes[0]), sizes[1])
+    sizes, grads = _coefficients_sizes(recurrence_gate, rate), [_like(recurrence_gate) for _ in range(3)]
+    of_rate = rate.new_empty(_chunks(sizes[0]), sizes[1]) if rate.dim() == 1 else _like(rate)
     names = ("grad_recurrence_gate", "grad_input_gate", "grad_inputs")
     more = {"grad_decay": grad_decay, "grad_scaled": grad_scaled, **dict(zip(names, grads, strict=True))}
     given = _coefficients_given(recurrence_gate, rate, input_gate, inputs, **more)
-    given["grad_rate"] = sums, sums.numel()
+    given["grad_rate"] = of_rate, of_rate.numel()
     _run("gate_coefficients_backward", recurrence_gate.dtype, sizes, (), given)
-    return grads[0], sums.sum(0), *grads[1:]
+    return grads[0], of_rate.sum(0) if rate.dim() == 1 else of_rate, *grads[1:]
 
 
 def _coefficients_given(
@@ -262,7 +287,7 @@ def _coefficients_given(
     n = recurrence_gate.numel()
     tensors = {"recurrence_gate": recurrence_gate, "input_gate": input_gate, "inputs": inputs, **more}
     given = {name: (tensor.contiguous(), n) for name, tensor in tensors.items()}
-    return given | {"rate": (rate.contiguous(), recurrence_gate.shape[-1])}
+    return given | {"rate": (rate.contiguous(), recurrence_gate.shape[-1] if rate.dim() == 1 else n)}
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:

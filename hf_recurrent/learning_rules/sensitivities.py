@@ -182,13 +182,14 @@ class _UnitBlock(UnitRecorder):
             by_channel.append(torch.autograd.grad(channels.sum(), of, retain_graph=True))
         # Each (B, …, C, rows, G): derivatives of the C channels of the final state.
         of_state, *gradients = (
-            torch.stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
+            _stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
             for same in zip(*by_channel, strict=True)
         )
         self.transition, self.waiting = of_state, list(self.parameters)
         for name, linear_input, gradient in zip(traced.linears, inputs, gradients[: len(inputs)], strict=True):
             self.derivatives[f"{traced.name}.{name}.weight"] = Derivative(gradient, linear_input.to(self.dtype))
-            self.derivatives[f"{traced.name}.{name}.bias"] = Derivative(gradient.sum(1), None)
+            if traced.linears[name].bias is not None:
+                self.derivatives[f"{traced.name}.{name}.bias"] = Derivative(gradient.sum(1), None)
         for name, gradient in zip(traced.vectors, gradients[len(inputs) :], strict=True):
             self.derivatives[f"{traced.name}.{name}"] = Derivative(gradient.squeeze(1), None)
         self._drop_graph()
@@ -234,6 +235,11 @@ class _UnitBlock(UnitRecorder):
 
     def _drop_graph(self) -> None:
         self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
+
+
+def _stack(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """`torch.stack`, without a copy of a single tensor."""
+    return tensors[0].unsqueeze(dim) if len(tensors) == 1 else torch.stack(tensors, dim)
 
 
 class _CarriedState(torch.autograd.Function):

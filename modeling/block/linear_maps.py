@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .recurrent_blocks import Contraction
-from .training_kernels import is_plain_layer, training_kernels, training_module
+from .training_kernels import is_plain_layer, run_hooks, training_kernels, training_module
 
 _rounds = ContextVar("rounded_products", default=False)
 
@@ -41,13 +41,14 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
 
     Args:
         inputs: (…, I).
-        maps: `nn.Linear`s; other modules, such as adapters, are called one by one.
+        maps: `nn.Linear`s, also with forward hooks; other modules, such as adapters, are called one by one.
     """
-    if all(is_plain_layer(linear, nn.Linear, Contraction) for linear in maps):
+    if all(is_plain_layer(linear, nn.Linear, Contraction, with_hooks=True) for linear in maps):
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
         kernels = training_kernels(inputs, *parameters)
         if kernels is not None and kernels.has_fast_products() and not torch.is_autocast_enabled("cpu"):
-            return _LinearMaps.apply(rounds_products(inputs, kernels), inputs, *parameters)
+            outputs = _LinearMaps.apply(rounds_products(inputs, kernels), inputs, *parameters)
+            return tuple(run_hooks(linear, inputs, output) for linear, output in zip(maps, outputs, strict=True))
     return tuple(linear(inputs) for linear in maps)
 
 

@@ -77,10 +77,23 @@ def _needs_plain_torch() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def is_plain_layer(module: nn.Module, *types: type[nn.Module]) -> bool:
-    """True for a module of one of these types itself, whose call does nothing but its `forward`."""
+def is_plain_layer(module: nn.Module, *types: type[nn.Module], with_hooks: bool = False) -> bool:
+    """True for a module of one of these types itself, whose call does nothing but its `forward`.
+
+    Args:
+        with_hooks: or its forward hooks too, which [`run_hooks`] runs.
+    """
+    hooks = {} if with_hooks and not module._forward_hooks_with_kwargs else module._forward_hooks
     return (
         type(module) in types
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and not (hooks or module._forward_pre_hooks or module._backward_hooks)
         and not (module._backward_pre_hooks or "forward" in vars(module))
     )
+
+
+def run_hooks(module: nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The output after the module's forward hooks, as if it had been called."""
+    for hook in module._forward_hooks.values():
+        result = hook(module, (inputs,), output)
+        output = output if result is None else result
+    return output

@@ -25,13 +25,20 @@ def gate_coefficients(
     Returns:
         Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
-    if rate.dim() == 1 and (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) is not None:
+    if (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) and _has_known_rates(
+        rate, recurrence_gate
+    ):
         return _FusedGateCoefficients.apply(kernels, recurrence_gate, rate, input_gate, inputs)
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
     dtype = state_dtype(recurrence_gate.dtype)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
     return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
+
+
+def _has_known_rates(rate: torch.Tensor, recurrence_gate: torch.Tensor) -> bool:
+    """True for rates (S,), and on a CPU for a rate for each row, as where gradients of streams are separate."""
+    return rate.dim() == 1 or (rate.device.type == "cpu" and rate.shape == recurrence_gate.shape)
 
 
 class _FusedGateCoefficients(torch.autograd.Function):

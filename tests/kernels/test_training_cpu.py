@@ -126,6 +126,40 @@ def test_products_that_share_a_matrix(rounded):
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 13, 14, 33, 64]),
+    depth=st.sampled_from([1, 17, 256, 300, 513]),
+    width=st.sampled_from([1, 31, 32, 130, 600]),
+    threads=st.sampled_from([1, 2, 3]),
+)
+def test_products_with_few_rows_have_the_bits_of_others(dtype, rows, depth, width, threads):
+    """Outputs of two maps, gradients of their input added up, and results that are added to."""
+    x, weights = numbers(rows, depth, dtype=dtype), [numbers(width, depth, dtype=dtype, seed=seed) for seed in (1, 2)]
+    grads = [numbers(rows, width, dtype=dtype, seed=seed) for seed in (3, 4)]
+    before, found = torch.get_num_threads(), []
+    with pytest.MonkeyPatch.context() as patch:
+        for few, number in ((0, 1), (64, threads)):
+            patch.setattr(training_cpu, "_FEW_ROWS", few)
+            patch.setattr(training_cpu, "_SERIAL_PRODUCTS", 0)
+            torch.set_num_threads(number)
+            outputs = [numbers(rows, width, dtype=dtype, seed=5) for _ in range(3)]
+            of_x, of_weight = torch.full_like(x, float("nan")), torch.empty(width, depth, dtype=dtype)
+            adds = (False, False, True)
+            training_cpu.multiply(
+                [(x, w.T, to, add) for w, to, add in zip((*weights, weights[0]), outputs, adds, strict=True)]
+            )
+            sums = [(grad, weight, of_x, i > 0) for i, (grad, weight) in enumerate(zip(grads, weights, strict=True))]
+            training_cpu.multiply([*sums, (grads[0].T, x, of_weight, False)])
+            found.append([*outputs, of_x, of_weight])
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+    assert_near(found[1][0], x.double() @ weights[0].double().T, dtype, 20)
+    of_x = sum(grad.double() @ weight.double() for grad, weight in zip(grads, weights, strict=True))
+    assert_near(found[1][3], of_x, dtype, 20)
+
+
 def test_products_of_slices():
     """Rows with gaps, as parts of wider tensors have, and results next to other numbers."""
     wide = numbers(40, 90, dtype=torch.float32)

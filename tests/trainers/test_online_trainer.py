@@ -6,6 +6,9 @@ from safetensors import safe_open
 from tiny_run import Noise, logged, sensitivities, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 
+from hf_recurrent.kernels.thread_count import num_threads
+from hf_recurrent.trainers.kernel_threads import kernel_threads
+
 STREAMS = 4
 
 
@@ -20,6 +23,19 @@ def weights(trainer):
 
 def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("streams", "of_torch"), [(STREAMS, 2), (512, 1)])
+def test_kernels_have_the_threads_of_many_streams(streams, of_torch, tmp_path):
+    pytest.importorskip("hf_recurrent.kernels.training_cpu", reason="the kernel was not built")
+    before = torch.get_num_threads()
+    trainer = online_trainer(tmp_path, per_device_train_batch_size=streams)
+    torch.set_num_threads(2)
+    try:
+        with kernel_threads(trainer.model, trainer.method, trainer.args):
+            assert (torch.get_num_threads(), num_threads()) == (of_torch, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"optim": "rmsprop", "learning_rate": 3e-4}], ids=["adamw", "rmsprop"])

@@ -99,10 +99,16 @@ def test_hooks_adapters_and_autocast_are_not_skipped():
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_maps(inputs, linear)[0].dtype == torch.bfloat16
     seen = []
-    handle = linear.register_forward_hook(lambda *arguments: seen.append(1))
-    linear_maps(inputs, linear)
-    handle.remove()
-    assert seen == [1]
+    for double in (
+        lambda linear, given, output: seen.append(given) or 2 * output,
+        lambda *_, **kwargs: seen.append(0),
+    ):
+        handle = linear.register_forward_hook(double, with_kwargs=bool(seen))
+        (hooked,) = linear_maps(inputs, linear)
+        expected = linear(inputs)
+        handle.remove()
+        assert_same([hooked], [expected])
+    assert len(seen) == 4 and all(given[0] is inputs for given in seen[:2])
 
     class Adapter(nn.Linear):
         def forward(self, x):

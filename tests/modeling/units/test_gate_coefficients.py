@@ -46,8 +46,8 @@ def compare(function, given, expected_of, tolerance):
 
 @pytest.mark.parametrize(
     ("shape", "rate_shape"),
-    [((2, 5, 7), (7,)), (LARGE, (96,)), ((3, 4, 6), (3, 1, 6)), ((5, 8), (8,))],
-    ids=["small", "blocks", "a rate for every stream", "without steps"],
+    [((2, 5, 7), (7,)), (LARGE, (96,)), ((3, 4, 6), (3, 1, 6)), ((5, 8), (8,)), ((70, 1, 133), (70, 1, 133))],
+    ids=["small", "blocks", "a rate for every stream", "without steps", "a rate for every row"],
 )
 def test_float64(shape, rate_shape):
     given = leaves(shape, rate_shape)
