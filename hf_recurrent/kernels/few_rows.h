@@ -6,22 +6,22 @@
 #define PANELS_OF_ROWS(one) (((one)->rows + PANEL - 1) / PANEL)
 
 /* Memory that the sums ask for, a line every second step: runs of `lines` lines, `gap` bytes between them. */
-struct NAME(ahead) {
+struct NAME(lines_ahead) {
     const char *line;
     int64_t left, runs; /* lines of this run, and runs after it */
     int64_t lines, gap;
 };
 
-INLINE struct NAME(ahead) NAME(ahead_of)(const REAL *begin, int64_t runs, int64_t columns, int64_t row)
+INLINE struct NAME(lines_ahead) NAME(ahead_of)(const REAL *begin, int64_t runs, int64_t columns, int64_t row)
 {
     const int64_t lines = UP(columns * (int64_t)sizeof(REAL), LINE);
-    return (struct NAME(ahead)){(const char *)begin, lines, runs, lines, row * (int64_t)sizeof(REAL) - lines * LINE};
+    return (struct NAME(lines_ahead)){(const char *)begin, lines, runs, lines, row * (int64_t)sizeof(REAL) - lines * LINE};
 }
 
 /* `rows` rows of a panel of to = a · b, as in products.h. */
 INLINE TARGET void NAME(few_tile)(
     const int rows, int64_t depth, const REAL *a, int64_t a_row, const REAL *b, REAL *to, int64_t to_row,
-    int64_t columns, int add, struct NAME(ahead) *ahead)
+    int64_t columns, int add, struct NAME(lines_ahead) *ahead)
 {
     VECTOR sums[TILE_ROWS][2];
     UNROLL
@@ -82,7 +82,7 @@ INLINE TARGET void NAME(few_tile)(
 
 TARGET static void NAME(few_tiles)(
     int64_t rows, int64_t depth, const REAL *a, int64_t a_row, const REAL *b, REAL *to, int64_t to_row,
-    int64_t columns, int add, struct NAME(ahead) *ahead)
+    int64_t columns, int add, struct NAME(lines_ahead) *ahead)
 {
 #define FEW_TILE(count) \
     do { \
@@ -110,7 +110,7 @@ TARGET static void NAME(sliced_product)(const struct product *one, int64_t first
     const int64_t rows = PANELS_OF_ROWS(one) * PANEL, columns = end - first;
     REAL *slice = (REAL *)own_panels, *to = (REAL *)one->to + first;
     const REAL *b = (const REAL *)one->b + first * one->b_column;
-    struct NAME(ahead) ahead = NAME(ahead_of)(b + SLICE * one->b_column, SLICE, one->depth, one->b_column);
+    struct NAME(lines_ahead) ahead = NAME(ahead_of)(b + SLICE * one->b_column, SLICE, one->depth, one->b_column);
     if (one->add)
         for (int64_t i = 0; i < columns; i++)
             for (int64_t r = 0; r < one->rows; r++)
@@ -142,7 +142,7 @@ TARGET static void NAME(panel_product)(const struct product *one, int64_t begin,
         const int64_t is_last = k + DEPTH >= one->depth;
         const int64_t ahead_at = is_last ? stop * PANEL : begin * PANEL + (k + DEPTH) * one->b_depth;
         const REAL *next = (const REAL *)one->b + ahead_at;
-        struct NAME(ahead) ahead = NAME(ahead_of)(next, DEPTH, width, one->b_depth);
+        struct NAME(lines_ahead) ahead = NAME(ahead_of)(next, DEPTH, width, one->b_depth);
         STEPS(panel, begin, stop, 1)
             NAME(pack)(one, panel, k, depth, packed + (panel - begin) * depth * PANEL);
         STEPS(panel, begin, stop, 1)

@@ -8,6 +8,7 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
+#define LINE 64           /* bytes that memory gives at once */
 #define PACE 32           /* bytes of memory asked for in each step of the sums: a line in two of them */
 #define NEAR_ROWS 256     /* elements from one row to the next */
 #define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
