@@ -17,8 +17,8 @@ from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
 from hf_recurrent.kernels.thread_count import threads_for_kernels
 from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
-from hf_recurrent.modeling.block.training_kernels import SMALLEST_FUSED, training_module
 from hf_recurrent.trainers.freed_memory import keep_freed_memory
+from hf_recurrent.trainers.kernel_threads import is_kernel_block
 
 
 class Reader:
@@ -28,8 +28,7 @@ class Reader:
         self.model, self.rule, self.stride = model, rule, stride
         self.input_ids = torch.randint(256, (streams, steps), device=model.device)
         self.state, self.carried = model.init_state(streams), rule.init_carried(streams)
-        is_large = streams * stride * model.config.hidden_size >= SMALLEST_FUSED
-        self.of_kernels = is_large and model.device.type == "cpu" and training_module() is not None
+        self.of_kernels = model.device.type == "cpu" and is_kernel_block(model, streams, stride)
 
     def __call__(self) -> None:
         with threads_for_kernels() if self.of_kernels else nullcontext():

@@ -22,19 +22,20 @@ def kernel_threads(
     """A block in which kernels have all threads, if a step of this model and method is kernels in the main."""
     has_other_steps = args.bf16 or args.fp16 or args.torch_compile or args.matrix_optimizer == MUON
     is_fused = (
-        (isinstance(method, TruncatedBptt) or _is_large(model, method, args))
-        and args.device.type == "cpu"
+        args.device.type == "cpu"
         and not has_other_steps
         and isinstance(model, PreTrainedModel)
         and model.dtype == torch.float32
         and (model.config.model_type, getattr(model.config, "recurrent_unit", None)) in _FUSED_UNITS
         and training_module() is not None
     )
+    if isinstance(method, OnlineRule):
+        is_fused = is_fused and is_kernel_block(model, args.per_device_train_batch_size, args.stride)
+    else:
+        is_fused = is_fused and isinstance(method, TruncatedBptt)
     return threads_for_kernels() if is_fused else nullcontext()
 
 
-def _is_large(model: torch.nn.Module, method: TrainingMethod, args: MultiStreamTrainingArguments) -> bool:
-    """True for a learning rule with so many streams or steps that kernels compute them."""
-    if not isinstance(method, OnlineRule) or not isinstance(model, PreTrainedModel):
-        return False
-    return args.per_device_train_batch_size * args.stride * model.config.hidden_size >= SMALLEST_FUSED
+def is_kernel_block(model: PreTrainedModel, streams: int, steps: int) -> bool:
+    """True for blocks of streams and steps that are so large that kernels compute them, where those were built."""
+    return streams * steps * model.config.hidden_size >= SMALLEST_FUSED and training_module() is not None

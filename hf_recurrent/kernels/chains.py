@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from .output_memory import is_simulated
-from .training_cpu import _CHUNK, _PANEL, _functions, _library, empty
+from .training_cpu import _CHUNK, _FIELDS, _PANEL, _functions, _library, empty
 
 LINE = 64  # bytes to which parts of a workspace are aligned
 MOST_THREADS = 63  # a bit for each
 _ADDRESS_BITS = 48  # of addresses; above them is the number of a symbol
 _MOST_SYMBOLS = 255  # doubles that are not denormal have larger ones
-_HEADER, _PRODUCT = 14, 17  # words of the structs chain and product
+_HEADER = 14  # words of the struct chain
 _PASSES = {
     name: number
     for number, name in enumerate(
@@ -212,7 +212,7 @@ class Chain:
         products = [words for number, words in self._stages if number == product]
         others = [words for number, words in self._stages if number != product]
         at = _HEADER + 2 * len(self._stages) + 3
-        starts = {product: at, None: at + _PRODUCT * len(products)}
+        starts = {product: at, None: at + _FIELDS * len(products)}
         stages = []
         for number, words in self._stages:
             kind = product if number == product else None

@@ -3,7 +3,7 @@
  * memory, ahead of the sums. Those run in the same order as there, so that results have the same bits. */
 #define SLICE (4 * TILE_ROWS) /* columns of a part, where b is transposed in memory */
 #define MOST_PANELS 16        /* of a part, where it is not */
-#define PANELS_OF_ROWS(one) (((one)->rows + PANEL - 1) / PANEL)
+#define PANELS_OF_ROWS(one) UP((one)->rows, PANEL)
 
 /* Memory that the sums ask for, a line every second step: runs of `lines` lines, `gap` bytes between them. */
 struct NAME(lines_ahead) {
@@ -28,30 +28,13 @@ INLINE TARGET void NAME(few_tile)(
     for (int r = 0; r < rows; r++)
         sums[r][0] = sums[r][1] = (VECTOR){0};
     const REAL *of_rows[3] = {a, a + 5 * a_row, a + 10 * a_row};
-#define STEP_OF_SUMS \
-    do { \
-        const VECTOR left = READ(b), right = READ(b + LANES); \
-        UNROLL \
-        for (int i = 0; i < (rows + 4) / 5; i++) \
-            HIDDEN(of_rows[i]); \
-        UNROLL \
-        for (int r = 0; r < rows; r++) { \
-            const REAL factor = of_rows[r / 5][r % 5 * a_row]; \
-            sums[r][0] += factor * left; \
-            sums[r][1] += factor * right; \
-        } \
-        UNROLL \
-        for (int i = 0; i < (rows + 4) / 5; i++) \
-            of_rows[i]++; \
-        b += PANEL; \
-    } while (0)
     for (int64_t pairs = depth / 2; pairs > 0;) {
         const int64_t now = LESS(pairs, ahead->left);
         const char *line = ahead->line;
         for (int64_t i = 0; i < now; i++) {
-            STEP_OF_SUMS;
+            STEP_OF_SUMS(1, PANEL);
             __builtin_prefetch(line, 0, 2);
-            STEP_OF_SUMS;
+            STEP_OF_SUMS(1, PANEL);
             line += LINE;
         }
         pairs -= now;
@@ -63,21 +46,8 @@ INLINE TARGET void NAME(few_tile)(
         }
     }
     if (depth % 2)
-        STEP_OF_SUMS;
-#undef STEP_OF_SUMS
-    const int64_t right = columns - LANES;
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        REAL *row = to + r * to_row;
-        if (add)
-            sums[r][0] += NAME(load)(row, columns);
-        NAME(store)(row, sums[r][0], columns);
-        if (right > 0) {
-            if (add)
-                sums[r][1] += NAME(load)(row + LANES, right);
-            NAME(store)(row + LANES, sums[r][1], right);
-        }
-    }
+        STEP_OF_SUMS(1, PANEL);
+    NAME(put_sums)(rows, sums, to, to_row, columns, add, NULL);
 }
 
 TARGET static void NAME(few_tiles)(
@@ -89,18 +59,7 @@ TARGET static void NAME(few_tiles)(
         NAME(few_tile)(count, depth, a, a_row, b, to, to_row, columns, add, ahead); \
         a += (count) * a_row, to += (count) * to_row, rows -= (count); \
     } while (0)
-    while (rows >= TILE_ROWS)
-        FEW_TILE(TILE_ROWS);
-#if TILE_ROWS > 8
-    if (rows >= 8)
-        FEW_TILE(8);
-#endif
-    if (rows >= 4)
-        FEW_TILE(4);
-    if (rows >= 2)
-        FEW_TILE(2);
-    if (rows >= 1)
-        FEW_TILE(1);
+    EACH_TILE(FEW_TILE);
 #undef FEW_TILE
 }
 

@@ -219,9 +219,9 @@ INLINE TARGET VECTOR NAME(scaled)(VECTOR x, VECTOR n)
 /* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
 INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
 {
-    VECTOR less_one, opposite = -z;
+    VECTOR less_one;
 #if IS_FLOAT && LEVEL_NUMBER == 2
-    VECTOR n;
+    VECTOR n, opposite = -z;
     NAME(at_most)(&opposite, 87);
     const VECTOR of_opposite = NAME(rest_of_power)(opposite, &n);
     const VECTOR gate = NAME(reciprocal)(1 + NAME(scaled)(1 + of_opposite, n));
@@ -230,8 +230,7 @@ INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *s
     *power = scale + rest;
     less_one = rest + (scale - 1);
 #else
-    NAME(exponential)(&opposite, power, &less_one);
-    const VECTOR gate = 1 / (1 + *power), log_decay = -rate * gate;
+    const VECTOR gate = NAME(sigmoid_of)(z), log_decay = -rate * gate;
     NAME(exponential)(&log_decay, power, &less_one);
 #endif
     *squared = -less_one * (1 + *power); /* 1 - r² = (1 - r) (1 + r), without loss where r → 1 */
@@ -267,11 +266,16 @@ INLINE TARGET VECTOR NAME(coefficient_gradients)(
     return of_log_decay;
 }
 
+INLINE const REAL *NAME(rate_of)(const struct gate_coefficients *one, int64_t row)
+{
+    return (const REAL *)one->rate + (one->rates == 1 ? 0 : row * one->width);
+}
+
 TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
-    const REAL *rate = (const REAL *)one->rate;
     for (int64_t row = first; row < end; row++) {
+        const REAL *rate = NAME(rate_of)(one, row);
         READ_ROW(recurrence_gate);
         READ_ROW(input_gate);
         READ_ROW(inputs);
@@ -287,14 +291,15 @@ TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, 
     }
 }
 
-/* The rows' sum for the rate is one row of `grad_rate`. */
+/* The rows' sum for the rate is one row of `grad_rate`; where each row has a rate, each has a gradient of it. */
 TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
-    const REAL *rate = (const REAL *)one->rate;
-    REAL *grad_rate = (REAL *)one->grad_rate + first / CHUNK * width;
-    memset(grad_rate, 0, width * sizeof(REAL));
     for (int64_t row = first; row < end; row++) {
+        const REAL *rate = NAME(rate_of)(one, row);
+        REAL *grad_rate = (REAL *)one->grad_rate + (one->rates == 1 ? first / CHUNK : row) * width;
+        if (row == first || one->rates > 1)
+            memset(grad_rate, 0, width * sizeof(REAL));
         READ_ROW(recurrence_gate);
         READ_ROW(input_gate);
         READ_ROW(inputs);

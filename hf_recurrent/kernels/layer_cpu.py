@@ -1,8 +1,4 @@
-"""A layer of Memora on a CPU, forward and backward, each as one call: a chain of the passes of `training_cpu`.
-
-A thread takes the rows of a stream, 64 at a time, through all passes of the layer, so that what lies between them
-stays in the inner caches. Every row has the bits that it has in calls of the single passes, and so have sums over
-rows.
+"""A layer of Memora on a CPU, forward and backward, as chains of the passes of `training_cpu`.
 
 Shape letters: B streams, T steps, M model width, S state width; `inner` is the width of the MLP.
 """
@@ -267,7 +263,7 @@ class _Sizes(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What a layer's calls depend on besides addresses."""
+    """All that a layer's calls depend on besides addresses."""
 
     sizes: _Sizes
     eps: Epsilons
@@ -291,10 +287,7 @@ def _kept(sizes: _Sizes) -> Layout:
 
 @cache
 def _scratch(sizes: _Sizes) -> Layout:
-    """What gradients of weights are computed from.
-
-    They are gradients of the arrays with these names, and inputs of the maps, which are computed again.
-    """
+    """Sources of gradients of weights: gradients of the arrays with these names, and inputs of maps, once more."""
     model, state, inner = sizes.model, sizes.state, sizes.inner
     of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), inner) | {"mlp_normed": model}
     of_block = dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "gated"), state) | {"normed": model}

@@ -10,43 +10,36 @@
 #define PANELS 12         /* panels of that depth that stay in the next cache */
 #define LINE 64           /* bytes that memory gives at once */
 #define PACE 32           /* bytes of memory asked for in each step of the sums: a line in two of them */
-#define NEAR_ROWS 256     /* elements from one row to the next */
+#define NEAR_ROWS 256     /* elements from one row to the next, up to which b is read where it is */
 #define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
 #define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
 #define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
-/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Steps of
- * the sums ask for lines of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
- * apart for the processor to see which one is next. */
-INLINE TARGET void NAME(tile)(
-    const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_row,
-    REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
+/* A step of the sums of `rows` rows of a tile. Five rows for each pointer, so that one register has the distance of one,
+ * two and four of them. */
+#define STEP_OF_SUMS(a_depth, b_row) \
+    do { \
+        const VECTOR left = READ(b), right = READ(b + LANES); \
+        UNROLL \
+        for (int i = 0; i < (rows + 4) / 5; i++) \
+            HIDDEN(of_rows[i]); \
+        UNROLL \
+        for (int r = 0; r < rows; r++) { \
+            const REAL factor = of_rows[r / 5][r % 5 * a_row]; \
+            sums[r][0] += factor * left; \
+            sums[r][1] += factor * right; \
+        } \
+        UNROLL \
+        for (int i = 0; i < (rows + 4) / 5; i++) \
+            of_rows[i] += (a_depth); \
+        b += (b_row); \
+    } while (0)
+
+/* The first `columns` of the sums go to `to`; `add`: added to it, and `plus` too where it is not null. */
+INLINE TARGET void NAME(put_sums)(
+    const int rows, VECTOR sums[][2], REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus)
 {
-    VECTOR sums[TILE_ROWS][2];
-    UNROLL
-    for (int r = 0; r < rows; r++)
-        sums[r][0] = sums[r][1] = (VECTOR){0};
-    /* Five rows for each pointer, so that one register has the distance of one, two and four of them. */
-    const REAL *of_rows[3] = {a, a + 5 * a_row, a + 10 * a_row};
-    for (int64_t k = 0; k < depth; k++) {
-        const VECTOR left = READ(b), right = READ(b + LANES);
-        UNROLL
-        for (int i = 0; i < (rows + 4) / 5; i++)
-            HIDDEN(of_rows[i]);
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            const REAL factor = of_rows[r / 5][r % 5 * a_row];
-            sums[r][0] += factor * left;
-            sums[r][1] += factor * right;
-        }
-        UNROLL
-        for (int i = 0; i < (rows + 4) / 5; i++)
-            of_rows[i] += a_depth;
-        b += b_row;
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += PACE;
-    }
     const int64_t right = columns - LANES;
     UNROLL
     for (int r = 0; r < rows; r++) {
@@ -66,6 +59,55 @@ INLINE TARGET void NAME(tile)(
     }
 }
 
+/* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. Steps of
+ * the sums ask for lines of memory that a later tile reads, beginning with `ahead`: rows are too short and too far
+ * apart for the processor to see which one is next. */
+INLINE TARGET void NAME(tile)(
+    const int rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_row,
+    REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead)
+{
+    VECTOR sums[TILE_ROWS][2];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        sums[r][0] = sums[r][1] = (VECTOR){0};
+    const REAL *of_rows[3] = {a, a + 5 * a_row, a + 10 * a_row};
+    for (int64_t k = 0; k < depth; k++) {
+        STEP_OF_SUMS(a_depth, b_row);
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += PACE;
+    }
+    NAME(put_sums)(rows, sums, to, to_row, columns, add, plus);
+}
+
+/* Tiles of all `rows`, each by tile(count). */
+#undef EACH_TILE
+#define SMALL_TILES(tile) \
+    do { \
+        if (rows >= 4) \
+            tile(4); \
+        if (rows >= 2) \
+            tile(2); \
+        if (rows >= 1) \
+            tile(1); \
+    } while (0)
+#if TILE_ROWS > 8
+#define EACH_TILE(tile) \
+    do { \
+        while (rows >= TILE_ROWS) \
+            tile(TILE_ROWS); \
+        if (rows >= 8) \
+            tile(8); \
+        SMALL_TILES(tile); \
+    } while (0)
+#else
+#define EACH_TILE(tile) \
+    do { \
+        while (rows >= TILE_ROWS) \
+            tile(TILE_ROWS); \
+        SMALL_TILES(tile); \
+    } while (0)
+#endif
+
 #define TILE(count) \
     do { \
         NAME(tile)(count, depth, a, a_row, a_depth, b, b_row, to, to_row, columns, add, plus, ahead); \
@@ -77,18 +119,7 @@ TARGET static void NAME(tiles)(
     int64_t rows, int64_t depth, const REAL *a, int64_t a_row, int64_t a_depth, const REAL *b, int64_t b_row,
     REAL *to, int64_t to_row, int64_t columns, int add, const REAL *plus, const char *ahead, int64_t ahead_row)
 {
-    while (rows >= TILE_ROWS)
-        TILE(TILE_ROWS);
-#if TILE_ROWS > 8
-    if (rows >= 8)
-        TILE(8);
-#endif
-    if (rows >= 4)
-        TILE(4);
-    if (rows >= 2)
-        TILE(2);
-    if (rows >= 1)
-        TILE(1);
+    EACH_TILE(TILE);
 }
 
 /* Lane j of vector i becomes lane i of vector j. */

@@ -77,16 +77,7 @@ TARGET_BF16 static void tiles_bf16(
     int64_t rows, int64_t pairs, const uint32_t *a, int64_t a_row, int64_t a_pair, const uint32_t *b, float *to,
     int64_t to_row, int64_t columns, int add, const float *plus)
 {
-    while (rows >= TILE_ROWS)
-        TILE_BF16(TILE_ROWS);
-    if (rows >= 8)
-        TILE_BF16(8);
-    if (rows >= 4)
-        TILE_BF16(4);
-    if (rows >= 2)
-        TILE_BF16(2);
-    if (rows >= 1)
-        TILE_BF16(1);
+    EACH_TILE(TILE_BF16);
 }
 
 /* Steps `begin` to `begin` + `depth` of a panel of b, (pairs, PANEL) in order, with zeros after the last column. */

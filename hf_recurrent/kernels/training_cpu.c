@@ -185,14 +185,14 @@ EXPORT_PRODUCTS(few_products, float64, 1)
 EXPORT_CHAIN(float32, 0)
 EXPORT_CHAIN(float64, 1)
 
-/* A part is CHUNK rows; EACH(run, one, first, end) runs the pass on them. */
-#define EXPORT_PASS(name, structure, type, number, EACH) \
+/* A part is CHUNK rows. */
+#define EXPORT_PASS(name, structure, type, number) \
     static void name##_part_##type(const void *argument, int64_t part) \
     { \
         static void (*const versions[2][LEVELS])(const struct structure *, int64_t, int64_t) = VERSIONS(name); \
         const struct structure *one = argument; \
         const int64_t end = (part + 1) * CHUNK; \
-        EACH(versions[number][level_in_use()], one, part * CHUNK, end < one->rows ? end : one->rows); \
+        versions[number][level_in_use()](one, part * CHUNK, end < one->rows ? end : one->rows); \
     } \
     EXPORT void hf_##name##_##type(const struct structure *one) \
     { \
@@ -200,43 +200,16 @@ EXPORT_CHAIN(float64, 1)
             .run = name##_part_##type, .argument = one, .parts = (one->rows + CHUNK - 1) / CHUNK}; \
         share(&call, one->threads); \
     }
-#define ALL_ROWS(run, one, first, end) run(one, first, end)
 #define EXPORT_PASSES(name, structure) \
-    EXPORT_PASS(name, structure, float32, 0, ALL_ROWS) \
-    EXPORT_PASS(name, structure, float64, 1, ALL_ROWS)
-
-/* Row by row, as passes of one row each, where each has its own rate. */
-static void run_coefficients(
-    void (*run)(const struct gate_coefficients *, int64_t, int64_t), const struct gate_coefficients *all, int64_t first,
-    int64_t end, int64_t element_bytes)
-{
-    if (all->rates == 1) {
-        run(all, first, end);
-        return;
-    }
-    for (int64_t row = first; row < end; row++) {
-        struct gate_coefficients one = *all;
-        const int64_t bytes = row * all->width * element_bytes;
-        int64_t *const moved[] = {
-            &one.recurrence_gate, &one.rate, &one.input_gate, &one.inputs, &one.decay, &one.scaled, &one.grad_decay,
-            &one.grad_scaled, &one.grad_recurrence_gate, &one.grad_input_gate, &one.grad_inputs, &one.grad_rate};
-        for (size_t i = 0; i < sizeof moved / sizeof *moved; i++)
-            *moved[i] += bytes;
-        run(&one, 0, 1);
-    }
-}
-#define FLOAT_RATES(run, one, first, end) run_coefficients(run, one, first, end, sizeof(float))
-#define DOUBLE_RATES(run, one, first, end) run_coefficients(run, one, first, end, sizeof(double))
-#define EXPORT_COEFFICIENTS(name) \
-    EXPORT_PASS(name, gate_coefficients, float32, 0, FLOAT_RATES) \
-    EXPORT_PASS(name, gate_coefficients, float64, 1, DOUBLE_RATES)
+    EXPORT_PASS(name, structure, float32, 0) \
+    EXPORT_PASS(name, structure, float64, 1)
 
 EXPORT_PASSES(gated_norm, gated_norm)
 EXPORT_PASSES(gated_norm_backward, gated_norm)
 EXPORT_PASSES(gated_gelu, gated_norm)
 EXPORT_PASSES(gated_gelu_backward, gated_norm)
-EXPORT_COEFFICIENTS(gate_coefficients)
-EXPORT_COEFFICIENTS(gate_coefficients_backward)
+EXPORT_PASSES(gate_coefficients, gate_coefficients)
+EXPORT_PASSES(gate_coefficients_backward, gate_coefficients)
 EXPORT_PASSES(rms_norm, rms_norm)
 EXPORT_PASSES(rms_norm_backward, rms_norm)
 EXPORT_PASSES(temporal_convolution, temporal_convolution)
