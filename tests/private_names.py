@@ -44,6 +44,7 @@ PRIVATE_NAMES = {
     "torch.nn.Module._parameters": "likewise",
     "torch.nn.Module._buffers": "likewise",
     "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
+    "torch.nn.Module._forward_hooks_with_kwargs": "likewise",
     "torch.nn.Module._forward_pre_hooks": "likewise",
     "torch.nn.Module._backward_hooks": "a fused map must not skip hooks; nothing public lists them",
     "torch.nn.Module._backward_pre_hooks": "likewise",
