@@ -98,6 +98,7 @@ def test_hooks_adapters_and_autocast_are_not_skipped():
     inputs, (linear,) = random_inputs(torch.float32), maps(8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_maps(inputs, linear)[0].dtype == torch.bfloat16
+    inputs, (linear,) = random_inputs(), maps(8)
     seen = []
     for double in (
         lambda linear, given, output: seen.append(given) or 2 * output,
@@ -114,8 +115,8 @@ def test_hooks_adapters_and_autocast_are_not_skipped():
         def forward(self, x):
             return super().forward(x) + 1
 
-    adapter = Adapter(WIDTH, 8)
-    assert torch.equal(linear_maps(inputs, adapter)[0], adapter(inputs))
+    adapter = Adapter(WIDTH, 8, dtype=torch.float64)
+    assert_same(linear_maps(inputs, adapter), [adapter(inputs)])
 
 
 def test_small_inputs_have_second_derivatives():
