@@ -18,8 +18,8 @@ INLINE TARGET REAL NAME(scale_of)(REAL variance, REAL eps)
     return 1 / MATH(sqrt)(variance + eps);
 }
 
-/* 1 / x and 1 / sqrt(x) of positive numbers, where neither these nor the results are denormal: an estimate of 14 bits
- * and a step of Newton's method, because a division of a vector takes 16 cycles. */
+/* 1 / x, and sqrt(x) with its reciprocal, of positive numbers, where neither these nor the results are denormal. With
+ * AVX-512 by an estimate of 14 bits and a step of Newton's method, because a division of a vector takes 16 cycles. */
 #if IS_FLOAT && LEVEL_NUMBER == 2
 INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
 {
@@ -27,10 +27,11 @@ INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
     return y + y * (1 - x * y);
 }
 
-INLINE TARGET VECTOR NAME(reciprocal_root)(VECTOR x)
+INLINE TARGET VECTOR NAME(root)(VECTOR x, VECTOR *reciprocal)
 {
     const VECTOR y = (VECTOR)_mm512_rsqrt14_ps((__m512)x);
-    return y + y * 0.5f * (1 - x * y * y);
+    *reciprocal = y + y * 0.5f * (1 - x * y * y);
+    return x * *reciprocal;
 }
 #else
 INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
@@ -38,10 +39,16 @@ INLINE TARGET VECTOR NAME(reciprocal)(VECTOR x)
     return 1 / x;
 }
 
-INLINE TARGET VECTOR NAME(reciprocal_root)(VECTOR x)
+INLINE TARGET VECTOR NAME(root)(VECTOR x, VECTOR *reciprocal)
 {
-    NAME(square_root)(&x);
-    return 1 / x;
+    VECTOR root = x;
+    NAME(square_root)(&root);
+    *reciprocal = 1 / root;
+#if IS_FLOAT && LEVEL_NUMBER == 1
+    return root;
+#else
+    return x * *reciprocal;
+#endif
 }
 #endif
 
@@ -199,28 +206,11 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
 
 #define SMALLEST_SQUARED_GAMMA ((REAL)1e-12)
 
-#if IS_FLOAT && LEVEL_NUMBER == 2
-/* exp(x) = (1 + rest) 2^n, |x| < 88: fewer instructions than `exponential`, by one that multiplies by a power of two. */
-INLINE TARGET VECTOR NAME(rest_of_power)(VECTOR x, VECTOR *n)
-{
-    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to integers */
-    *n = (x * (REAL)M_LOG2E + shift) - shift;
-    const VECTOR r = x - *n * (REAL)0.693359375 + *n * (REAL)2.12194440e-4;
-    const VECTOR high = 0.166665188f + r * (0.0416662058f + r * (0.00836888936f + r * 0.00139504912f));
-    return r + r * r * (0.5f + r * high);
-}
-
-INLINE TARGET VECTOR NAME(scaled)(VECTOR x, VECTOR n)
-{
-    return (VECTOR)_mm512_scalef_ps((__m512)x, (__m512)n);
-}
-#endif
-
 /* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
 INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
 {
     VECTOR less_one;
-#if IS_FLOAT && LEVEL_NUMBER == 2
+#if HAS_SHORT_EXPONENTIAL
     VECTOR n, opposite = -z;
     NAME(at_most)(&opposite, 87);
     const VECTOR of_opposite = NAME(rest_of_power)(opposite, &n);
@@ -240,10 +230,10 @@ INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *s
 /* γ ∘ input_gate ∘ inputs, and the decay r. */
 INLINE TARGET VECTOR NAME(scaled_inputs)(VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR *power)
 {
-    VECTOR gamma;
+    VECTOR gamma, unused;
     NAME(decay)(z, rate, power, &gamma);
     NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-    return gamma * NAME(reciprocal_root)(gamma) * input_gate * inputs;
+    return NAME(root)(gamma, &unused) * input_gate * inputs;
 }
 
 /* Gradients from those of the scaled inputs and of the decay: of z, input_gate and inputs; returns -1 times the rate's. */
@@ -253,9 +243,9 @@ INLINE TARGET VECTOR NAME(coefficient_gradients)(
 {
     VECTOR squared;
     const VECTOR gate = NAME(decay)(z, rate, power, &squared);
-    VECTOR bounded = squared;
+    VECTOR bounded = squared, by_gamma;
     NAME(at_least)(&bounded, SMALLEST_SQUARED_GAMMA);
-    const VECTOR by_gamma = NAME(reciprocal_root)(bounded), gamma = bounded * by_gamma;
+    const VECTOR gamma = NAME(root)(bounded, &by_gamma);
     *of_input_gate = of_scaled * gamma * inputs;
     *of_inputs = of_scaled * gamma * input_gate;
     /* dγ / d log r = -r² / γ */

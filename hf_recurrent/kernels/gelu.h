@@ -85,13 +85,20 @@ INLINE TARGET VECTOR NAME(opened_and_slope)(VECTOR x, VECTOR *slope)
 /* Φ(-|x|), for |x| up to 13, and exp(-x² / 2) */
 INLINE TARGET VECTOR NAME(tail_of)(VECTOR x, VECTOR *y, VECTOR *power)
 {
-    VECTOR unused, above, below;
+    VECTOR above, below;
     *y = (VECTOR)((INTEGERS)x & INT32_MAX);
     NAME(at_most)(y, 13);
     const VECTOR square = *y * *y * -0.5f;
-    NAME(exponential)(&square, power, &unused);
     NAME(normal_tail)(*y, &above, &below);
+#if HAS_SHORT_EXPONENTIAL
+    VECTOR n, rest = NAME(rest_of_power)(square, &n);
+    *power = NAME(scaled)(1 + rest, n);
+    return *power * (above / below);
+#else
+    VECTOR unused;
+    NAME(exponential)(&square, power, &unused);
     return *power * above / below;
+#endif
 }
 
 /* max(x, 0) - |x| Φ(-|x|) */

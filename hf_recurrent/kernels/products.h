@@ -1,9 +1,12 @@
 /* Matrix products with many rows: tiles of sums that fill the registers. Sums run over the depth in one order, whatever
  * the tile and the number of threads. */
+#undef PART_ROWS
 #if LEVEL_NUMBER == 2
 #define TILE_ROWS 14
+#define PART_ROWS (4 * TILE_ROWS) /* rows for which a panel is read once */
 #else
 #define TILE_ROWS 6
+#define PART_ROWS (11 * TILE_ROWS)
 #endif
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
@@ -13,7 +16,6 @@
 #define NEAR_ROWS 256     /* elements from one row to the next, up to which b is read where it is */
 #define MOST_AHEAD (1 << 18) /* bytes of a matrix that the next cache takes before they are read */
 #define HIDDEN(x) __asm__("" : "+r"(x)) /* a value of its own to the compiler */
-#define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
 /* A step of the sums of `rows` rows of a tile. Five rows for each pointer, so that one register has the distance of one,
