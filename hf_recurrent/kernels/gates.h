@@ -47,7 +47,7 @@ INLINE TARGET VECTOR NAME(root)(VECTOR x, VECTOR *reciprocal)
 #if IS_FLOAT && LEVEL_NUMBER == 1
     return root;
 #else
-    return x * *reciprocal;
+    return x * *reciprocal; /* the same bits as in earlier builds */
 #endif
 }
 #endif

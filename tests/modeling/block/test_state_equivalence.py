@@ -14,10 +14,6 @@ STEPS = 24
 CANCELLING = {"signed": 2, "gated_delta": 4, "rwkv7": 4, "gateloop": 2, "glru_read_out": 2, "gss": 4, "h3": 4}
 
 
-def tolerance_of(variant: str, dtype: torch.dtype) -> float:
-    return TOLERANCES[dtype] * max((factor for word, factor in CANCELLING.items() if word in variant), default=1)
-
-
 def block(seed: int = 0, batch: int = 3, steps: int = STEPS):
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(1, 256, (batch, steps), generator=generator)
@@ -59,7 +55,8 @@ def assert_same(actual, expected, tolerance):
 def test_single_bytes_equal_the_whole(variant, dtype):
     model = tiny_model(variant, dtype)
     whole = run_in_chunks(model, [], *block())
-    assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, tolerance_of(variant, dtype))
+    tolerance = TOLERANCES[dtype] * max((factor for word, factor in CANCELLING.items() if word in variant), default=1)
+    assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, tolerance)
 
 
 @each_family
@@ -114,7 +111,7 @@ def test_no_state_zero_state_and_a_reset_are_the_same(variant):
 @each_dtype
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_batch_equals_each_alone(variant, dtype, side):
-    model, tolerance = tiny_model(variant, dtype), tolerance_of(variant, dtype)
+    model, tolerance = tiny_model(variant, dtype), TOLERANCES[dtype]
     start = model(block(1)[0]).state
     start = {name: tensor.detach() for name, tensor in start.items()}
     input_ids, reset_mask, shift_labels = block(2)
@@ -148,6 +145,8 @@ def test_padded_batch_equals_each_alone(variant, dtype, side):
         assert relative_difference(together.logits[row, place], alone.logits[0]) <= tolerance
         for name, tensor in alone.state.items():
             assert relative_difference(together.state[name][row], tensor[0]) <= tolerance, name
+    if dtype == torch.float32 and "gated_delta" in variant:  # either side is up to 1.1e-5 from float64 with AVX2
+        tolerance *= 2
     for name, parameter in model.named_parameters():
         assert relative_difference(gradients[name], parameter.grad) <= tolerance, name
 
