@@ -29,7 +29,8 @@ _PASSES = {
     for number, name in enumerate(
         (
             *("product", "rms_norm", "rms_norm_backward", "gated_norm", "gated_norm_backward"),
-            *("gated_recurrence", "gated_recurrence_backward"),
+            *("gated_recurrence", "gated_recurrence_backward", "gated_gelu", "gated_gelu_backward"),
+            *("temporal_convolution", "temporal_convolution_backward"),
         )
     )
 }
@@ -151,9 +152,11 @@ class Chain:
         """`to` = x · weightᵀ, plus a matrix, for a weight (outputs, inputs)."""
         self._product(inputs, outputs, x, weight, 1, inputs, to, 0, plus)
 
-    def map_backward(self, grad: int, weight: int, outputs: int, inputs: int, to: int, add: bool = False) -> None:
-        """`to` = grad · weight, or with `add` +=."""
-        self._product(outputs, inputs, grad, weight, inputs, 1, to, add, 0)
+    def map_backward(
+        self, grad: int, weight: int, outputs: int, inputs: int, to: int, add=False, plus: int = 0
+    ) -> None:
+        """`to` = grad · weight, or with `add` +=, plus a matrix."""
+        self._product(outputs, inputs, grad, weight, inputs, 1, to, add, plus)
 
     def _pass(self, name: str, words: Sequence[int]) -> None:
         self._stages.append((_PASSES[name], words))
@@ -176,21 +179,43 @@ class Chain:
         sizes = 1, self._rows.count, width
         self._pass("gated_norm_backward", (*sizes, _bits(eps), gate, value, to, moments, grad, grad_gate, grad_value))
 
-    def recurrence(self, width: int, kept: dict[str, int], rate: int, initial: int, resets: int, last: int) -> None:
-        words = self._recurrence_words(width, kept, rate, initial, resets, last)
+    def gated_gelu(self, width: int, gate: int, value: int, to: int) -> None:
+        sizes = 1, self._rows.count, width
+        self._pass("gated_gelu", (*sizes, _bits(0.0), gate, value, to, 0, 0, 0, 0))
+
+    def gated_gelu_backward(self, width, gate, value, grad, grad_gate, grad_value, to) -> None:
+        """`to` is the output once more."""
+        sizes = 1, self._rows.count, width
+        self._pass("gated_gelu_backward", (*sizes, _bits(0.0), gate, value, to, 0, grad, grad_gate, grad_value))
+
+    def convolution(self, width, lags, inputs, taps, weight, resets, to, last) -> None:
+        """`last`: memory for the last inputs of each stream, at most lags - 1."""
+        sizes = 1, self._rows.count, width, self._rows.steps, lags
+        self._pass("temporal_convolution", (*sizes, inputs, taps, weight, resets, to, last, *[0] * 5))
+
+    def convolution_backward(
+        self, width, lags, inputs, taps, weight, resets, *, grad, grad_last, grad_inputs, grad_taps, grad_weight
+    ) -> None:
+        sizes, given = (1, self._rows.count, width, self._rows.steps, lags), (inputs, taps, weight, resets, 0, 0)
+        words = (*sizes, *given, grad, grad_inputs, grad_taps, grad_weight, grad_last)
+        self._pass("temporal_convolution_backward", words)
+
+    def recurrence(self, width, kept, rate, initial, resets, last, sigmoid_gate=False) -> None:
+        """`kept`: the gates, inputs and states, by name; `sigmoid_gate` as in `training_cpu.gate_coefficients`."""
+        words = self._recurrence_words(width, kept, rate, initial, resets, last, sigmoid_gate)
         self._pass("gated_recurrence", (*words, *[0] * 8))
 
     def recurrence_backward(
-        self, width, kept, grads, rate, initial, resets, *, grad_states, log_decays, grad_rate
+        self, width, kept, grads, rate, initial, resets, *, grad_states, log_decays, grad_rate, sigmoid_gate=False
     ) -> None:
         """`log_decays` is memory for as many numbers as there are states."""
-        words = self._recurrence_words(width, kept, rate, initial, resets, 0)
+        words = self._recurrence_words(width, kept, rate, initial, resets, 0, sigmoid_gate)
         words += (grad_states, grads["last"], grads["state"])
         words += (*(grads[name] for name in ("recurrence_gate", "input_gate", "inputs")), log_decays, grad_rate)
         self._pass("gated_recurrence_backward", words)
 
-    def _recurrence_words(self, width, kept, rate, initial, resets, last) -> tuple[int, ...]:
-        sizes = self._rows.count, width, self._rows.steps
+    def _recurrence_words(self, width, kept, rate, initial, resets, last, sigmoid_gate) -> tuple[int, ...]:
+        sizes = self._rows.count, width, self._rows.steps, sigmoid_gate
         gates = kept["recurrence_gate"], rate, kept["input_gate"], kept["inputs"]
         return (*sizes, *gates, initial, resets, kept["states"], last)
 

@@ -19,13 +19,23 @@ INLINE const REAL *NAME(input_before)(const struct temporal_convolution *one, in
     return (const REAL *)one->taps + (row / one->steps * taps + taps + step - lag) * one->width;
 }
 
+/* The row in `last` of a row's input; negative where it is not one of the last. */
+INLINE int64_t NAME(place_in_last)(const struct temporal_convolution *one, int64_t row)
+{
+    const int64_t count = LESS(one->lags - 1, one->steps), left = one->steps - row % one->steps;
+    return left > count ? -1 : (row / one->steps + 1) * count - left;
+}
+
 TARGET static void NAME(temporal_convolution)(const struct temporal_convolution *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
     const REAL *weight = (const REAL *)one->weight;
     for (int64_t row = first; row < end; row++) {
-        const int64_t lags = NAME(lags_back)(one, row, row % one->steps);
+        const int64_t step = row % one->steps, lags = NAME(lags_back)(one, row, step), place = NAME(place_in_last)(one, row);
+        READ_ROW(inputs);
         WRITE_ROW(to);
+        if (one->last && place >= 0)
+            memcpy((REAL *)one->last + place * width, inputs, width * sizeof(REAL));
         for (int64_t lag = 0; lag < lags; lag++) {
             const REAL *x = NAME(input_before)(one, row, lag), *factor = weight + lag * width;
             EACH_VECTOR
@@ -68,6 +78,12 @@ TARGET static void NAME(temporal_convolution_backward)(
         READ_ROW(grad);
         WRITE_ROW(grad_inputs);
         NAME(input_gradient)(one, stream, step, grad_inputs);
+        const int64_t place = NAME(place_in_last)(one, row);
+        if (one->grad_last && place >= 0) {
+            const REAL *grad_last = (const REAL *)one->grad_last + place * width;
+            EACH_VECTOR
+                PUT(grad_inputs, OF(grad_inputs) + OF(grad_last));
+        }
         if (step == 0)
             for (int64_t tap = 0; tap < taps; tap++)
                 NAME(input_gradient)(one, stream, tap - taps, (REAL *)one->grad_taps + (stream * taps + tap) * width);

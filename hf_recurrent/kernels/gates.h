@@ -184,6 +184,7 @@ TARGET static void NAME(gated_gelu)(const struct gated_norm *one, int64_t first,
     }
 }
 
+/* `to`: the output once more, where it is not 0. */
 TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
@@ -193,9 +194,12 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
         READ_ROW(grad);
         WRITE_ROW(grad_gate);
         WRITE_ROW(grad_value);
+        REAL *to = one->to ? (REAL *)one->to + row * width : NULL;
         EACH_VECTOR {
             VECTOR slope;
             const VECTOR opened = NAME(opened_and_slope)(OF(gate), &slope), of_output = OF(grad);
+            if (to)
+                PUT(to, opened * OF(value));
             PUT(grad_value, of_output * opened);
             PUT(grad_gate, of_output * OF(value) * slope);
         }
@@ -206,21 +210,42 @@ TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64
 
 #define SMALLEST_SQUARED_GAMMA ((REAL)1e-12)
 
-/* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
-INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
+/* A pass that is compiled for input gates with and without a sigmoid. */
+#define BOTH_INPUT_GATES(name, structure) \
+    TARGET static void NAME(name)(const struct structure *one, int64_t first, int64_t end) \
+    { \
+        if (one->sigmoid_gate) \
+            NAME(name##_of)(1, one, first, end); \
+        else \
+            NAME(name##_of)(0, one, first, end); \
+    }
+
+/* σ(z) */
+INLINE TARGET VECTOR NAME(gate_of)(VECTOR z)
 {
-    VECTOR less_one;
 #if HAS_SHORT_EXPONENTIAL
     VECTOR n, opposite = -z;
     NAME(at_most)(&opposite, 87);
     const VECTOR of_opposite = NAME(rest_of_power)(opposite, &n);
-    const VECTOR gate = NAME(reciprocal)(1 + NAME(scaled)(1 + of_opposite, n));
+    return NAME(reciprocal)(1 + NAME(scaled)(1 + of_opposite, n));
+#else
+    return NAME(sigmoid_of)(z);
+#endif
+}
+
+/* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
+INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
+{
+    VECTOR less_one;
+    const VECTOR gate = NAME(gate_of)(z);
+#if HAS_SHORT_EXPONENTIAL
+    VECTOR n;
     const VECTOR of_decay = NAME(rest_of_power)(-rate * gate, &n), scale = NAME(scaled)(ALL(1), n);
     const VECTOR rest = NAME(scaled)(of_decay, n);
     *power = scale + rest;
     less_one = rest + (scale - 1);
 #else
-    const VECTOR gate = NAME(sigmoid_of)(z), log_decay = -rate * gate;
+    const VECTOR log_decay = -rate * gate;
     NAME(exponential)(&log_decay, power, &less_one);
 #endif
     *squared = -less_one * (1 + *power); /* 1 - r² = (1 - r) (1 + r), without loss where r → 1 */
@@ -228,9 +253,12 @@ INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *s
 }
 
 /* γ ∘ input_gate ∘ inputs, and the decay r. */
-INLINE TARGET VECTOR NAME(scaled_inputs)(VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR *power)
+INLINE TARGET VECTOR NAME(scaled_inputs)(
+    const int sigmoid_gate, VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR *power)
 {
     VECTOR gamma, unused;
+    if (sigmoid_gate)
+        input_gate = NAME(gate_of)(input_gate);
     NAME(decay)(z, rate, power, &gamma);
     NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
     return NAME(root)(gamma, &unused) * input_gate * inputs;
@@ -238,15 +266,19 @@ INLINE TARGET VECTOR NAME(scaled_inputs)(VECTOR z, VECTOR rate, VECTOR input_gat
 
 /* Gradients from those of the scaled inputs and of the decay: of z, input_gate and inputs; returns -1 times the rate's. */
 INLINE TARGET VECTOR NAME(coefficient_gradients)(
-    VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR of_scaled, VECTOR of_decay, VECTOR *of_z,
+    const int sigmoid_gate, VECTOR z, VECTOR rate, VECTOR input_gate, VECTOR inputs, VECTOR of_scaled, VECTOR of_decay, VECTOR *of_z,
     VECTOR *of_input_gate, VECTOR *of_inputs, VECTOR *power)
 {
     VECTOR squared;
     const VECTOR gate = NAME(decay)(z, rate, power, &squared);
+    if (sigmoid_gate)
+        input_gate = NAME(gate_of)(input_gate);
     VECTOR bounded = squared, by_gamma;
     NAME(at_least)(&bounded, SMALLEST_SQUARED_GAMMA);
     const VECTOR gamma = NAME(root)(bounded, &by_gamma);
     *of_input_gate = of_scaled * gamma * inputs;
+    if (sigmoid_gate)
+        *of_input_gate *= input_gate * (1 - input_gate);
     *of_inputs = of_scaled * gamma * input_gate;
     /* dγ / d log r = -r² / γ */
     const VECTOR of_gamma = SELECT(
@@ -261,7 +293,8 @@ INLINE const REAL *NAME(rate_of)(const struct gate_coefficients *one, int64_t ro
     return (const REAL *)one->rate + (one->rates == 1 ? 0 : row * one->width);
 }
 
-TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, int64_t first, int64_t end)
+INLINE TARGET void NAME(gate_coefficients_of)(
+    const int sigmoid_gate, const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
     for (int64_t row = first; row < end; row++) {
@@ -273,16 +306,19 @@ TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, 
         WRITE_ROW(scaled);
         EACH_VECTOR {
             VECTOR power;
-            const VECTOR of_inputs =
-                NAME(scaled_inputs)(OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
+            const VECTOR of_inputs = NAME(scaled_inputs)(
+                sigmoid_gate, OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
             PUT(decay, power);
             PUT(scaled, of_inputs);
         }
     }
 }
 
+BOTH_INPUT_GATES(gate_coefficients, gate_coefficients)
+
 /* The rows' sum for the rate is one row of `grad_rate`; where each row has a rate, each has a gradient of it. */
-TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficients *one, int64_t first, int64_t end)
+INLINE TARGET void NAME(gate_coefficients_backward_of)(
+    const int sigmoid_gate, const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
     for (int64_t row = first; row < end; row++) {
@@ -301,8 +337,8 @@ TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficien
         EACH_VECTOR {
             VECTOR power, of_z, of_opened, of_x;
             const VECTOR of_log_decay = NAME(coefficient_gradients)(
-                OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), OF(grad_scaled), OF(grad_decay), &of_z,
-                &of_opened, &of_x, &power);
+                sigmoid_gate, OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), OF(grad_scaled),
+                OF(grad_decay), &of_z, &of_opened, &of_x, &power);
             PUT(grad_input_gate, of_opened);
             PUT(grad_inputs, of_x);
             PUT(grad_rate, OF(grad_rate) - of_log_decay);
@@ -310,6 +346,8 @@ TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficien
         }
     }
 }
+
+BOTH_INPUT_GATES(gate_coefficients_backward, gate_coefficients)
 
 /* ---- RMSNorm: weight ∘ x / sqrt(mean(x²) + eps) ---- */
 

@@ -22,7 +22,8 @@ INLINE TARGET int NAME(is_reset)(const struct gated_recurrence *one, int64_t row
 }
 
 /* Rows in ascending order. */
-TARGET static void NAME(gated_recurrence)(const struct gated_recurrence *one, int64_t first, int64_t end)
+INLINE TARGET void NAME(gated_recurrence_of)(
+    const int sigmoid_gate, const struct gated_recurrence *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width, steps = one->steps;
     const REAL *rate = (const REAL *)one->rate;
@@ -36,7 +37,8 @@ TARGET static void NAME(gated_recurrence)(const struct gated_recurrence *one, in
         const int reset = NAME(is_reset)(one, row);
         EACH_VECTOR {
             VECTOR power;
-            VECTOR scaled = NAME(scaled_inputs)(OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
+            VECTOR scaled = NAME(scaled_inputs)(
+                sigmoid_gate, OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), &power);
             ROUNDED(scaled);
             VECTOR before = {0};
             if (!reset)
@@ -48,9 +50,12 @@ TARGET static void NAME(gated_recurrence)(const struct gated_recurrence *one, in
     }
 }
 
+BOTH_INPUT_GATES(gated_recurrence, gated_recurrence)
+
 /* Rows in descending order; `grad_initial` is what later rows give to the state of earlier ones. The rows' sum for the
  * rate is one row of `grad_rate`. */
-TARGET static void NAME(gated_recurrence_backward)(const struct gated_recurrence *one, int64_t first, int64_t end)
+INLINE TARGET void NAME(gated_recurrence_backward_of)(
+    const int sigmoid_gate, const struct gated_recurrence *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width, steps = one->steps;
     const REAL *rate = (const REAL *)one->rate;
@@ -84,8 +89,8 @@ TARGET static void NAME(gated_recurrence_backward)(const struct gated_recurrence
             ROUNDED(of_decay);
             VECTOR power, of_z, of_opened, of_x;
             const VECTOR of_log_decay = NAME(coefficient_gradients)(
-                OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), of_scaled, of_decay, &of_z, &of_opened,
-                &of_x, &power);
+                sigmoid_gate, OF(recurrence_gate), OF(rate), OF(input_gate), OF(inputs), of_scaled, of_decay, &of_z,
+                &of_opened, &of_x, &power);
             if (!reset)
                 of_before = of_scaled * power;
             PUT(carried, of_before);
@@ -102,6 +107,8 @@ TARGET static void NAME(gated_recurrence_backward)(const struct gated_recurrence
             PUT(grad_rate, OF(grad_rate) - OF(log_decays));
     }
 }
+
+BOTH_INPUT_GATES(gated_recurrence_backward, gated_recurrence)
 
 /* ---- Chains of passes ---- */
 
@@ -147,6 +154,18 @@ TARGET static void NAME(chain_passes)(
             break;
         case GATED_RECURRENCE_BACKWARD:
             NAME(gated_recurrence_backward)(one, first, end);
+            break;
+        case GATED_GELU:
+            NAME(gated_gelu)(one, first, end);
+            break;
+        case GATED_GELU_BACKWARD:
+            NAME(gated_gelu_backward)(one, first, end);
+            break;
+        case TEMPORAL_CONVOLUTION:
+            NAME(temporal_convolution)(one, first, end);
+            break;
+        case TEMPORAL_CONVOLUTION_BACKWARD:
+            NAME(temporal_convolution_backward)(one, first, end);
             break;
         }
     }

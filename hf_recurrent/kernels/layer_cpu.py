@@ -1,9 +1,11 @@
-"""A layer of Memora on a CPU, forward and backward, as chains of the passes of `training_cpu`.
+"""A whole layer on a CPU, forward and backward, as chains of passes of `training_cpu`: what the families share.
 
-Shape letters: B streams, T steps, M model width, S state width; `inner` is the width of the MLP.
+A family's layer is a [`LayerKind`]: `memora_layer_cpu`, `hawk_layer_cpu`.
+
+Shape letters: B streams, T steps, M model width, S state width, K convolution taps; `inner` is the width of the MLP.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -19,35 +21,69 @@ from .thread_count import free_threads, num_threads
 from .training_cpu import _CHUNK, empty
 
 _CALLS = 64  # sizes and options whose calls are remembered
+_SUMS = {"rate", "norm", "mlp_norm", "convolution"}  # weights whose gradients are sums over rows
+
+Addresses = dict[str, int]  # name → symbol
+Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
+Widths = dict[str, int]  # name of an array with a row for each step → its columns
 
 
-class LayerWeights(NamedTuple):
-    """Weights of a layer: vectors (S,) and (M,), and matrices (outputs, inputs).
+class Sizes(NamedTuple):
+    """Sizes of a layer's call; `lags` is K, or 0 without a convolution."""
+
+    rows: Rows
+    model: int
+    state: int
+    inner: int
+    lags: int
+    dtype: torch.dtype
+
+
+class Options(NamedTuple):
+    """All that a layer's calls depend on besides addresses; `eps`: of its norms, as its kind has them."""
+
+    sizes: Sizes
+    eps: NamedTuple
+    rounded: bool
+    threads: int
+
+    def chain(self, memory: int, descends: bool = False) -> Chain:
+        given = {"threads": self.threads, "rounded": self.rounded, "descends": descends}
+        return Chain(self.sizes.dtype, self.sizes.rows, memory, **given)
+
+
+class LayerKind(NamedTuple):
+    """The passes of a family's layer.
 
     Args:
-        rate: of the decay, as in `gate_coefficients`.
+        weights: type of its weights: vectors, and matrices (outputs, inputs). `rate` is of the decay, as in
+            `training_cpu.gate_coefficients`.
+        states: names of the states that go in.
+        shapes: sizes → shapes of the weights, of the states, and of what comes out for each state.
+        kept: sizes → arrays that the backward pass reads.
+        scratch: sizes → sources of gradients of weights: gradients of the arrays with these names, and inputs of maps,
+            once more; first of the MLP, then of the recurrent block. Both begin with `hidden`.
+        forward: writes the passes of the layer, from symbols of all tensors and of what is kept.
+        backward: writes the passes back to the input of the second norm, then from there to the layer's input; each
+            gets symbols of all tensors, of what is kept and of the scratch, and returns the maps of its matrices.
     """
 
-    rate: Tensor
-    norm: Tensor
-    recurrence_gate: Tensor
-    input_gate: Tensor
-    input_projection: Tensor
-    gate: Tensor
-    out: Tensor
-    mlp_norm: Tensor
-    mlp_gate: Tensor
-    up: Tensor
-    down: Tensor
+    weights: type[NamedTuple]
+    states: tuple[str, ...]
+    shapes: Callable[[Sizes], tuple[NamedTuple, list, list]]
+    kept: Callable[[Sizes], Widths]
+    scratch: Callable[[Sizes], tuple[Widths, Widths]]
+    forward: Callable[[Chain, Options, Addresses, Addresses], None]
+    backward: Sequence[Callable[[Chain, Options, Addresses, Addresses, Addresses], Maps]]
 
+    def sizes(self, hidden: Tensor, weights: NamedTuple) -> Sizes:
+        streams, steps, width = hidden.shape
+        lags = len(weights.convolution) if "convolution" in weights._fields else 0
+        return Sizes(Rows(streams, steps), width, len(weights.rate), len(weights.up), lags, hidden.dtype)
 
-class Epsilons(NamedTuple):
-    """Of the layer's norms: two RMSNorms and two gated norms."""
-
-    norm: float
-    gated: float
-    mlp_norm: float
-    mlp_gated: float
+    @property
+    def given(self) -> tuple[str, ...]:
+        return "resets", "hidden", *self.states, *self.weights._fields
 
 
 def supports(streams: int, steps: int) -> bool:
@@ -60,154 +96,170 @@ def supports(streams: int, steps: int) -> bool:
     return fits and parts >= (1 if num_threads() == 1 else 2 * num_threads())
 
 
+class LayerResults(NamedTuple):
+    """Results of [`layer`].
+
+    Args:
+        output: (B, T, M).
+        last: for each state that went in, what comes out.
+        kept: for [`layer_backward`], besides the inputs.
+    """
+
+    output: Tensor
+    last: tuple[Tensor, ...]
+    kept: Tensor
+
+
 def layer(
-    hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights, eps: Epsilons, *, rounded: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer's output (B, T, M), the state (B, S) after it, and what [`layer_backward`] needs besides its inputs.
+    kind: LayerKind,
+    hidden: Tensor,
+    states: Sequence[Tensor],
+    reset_mask: Tensor | None,
+    weights: NamedTuple,
+    eps: NamedTuple,
+    *,
+    rounded: bool,
+) -> LayerResults:
+    """Compute a layer.
 
     Args:
         hidden: (B, T, M), B and T as in [`supports`].
-        state: (B, S) before the first step.
+        states: before the first step.
         reset_mask: (B, T) bool.
         rounded: products as in `training_cpu.multiply`.
     """
-    sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
-    output, last = empty(hidden.shape, dtype), torch.empty_like(state, memory_format=torch.contiguous_format)
-    kept = empty(torch.Size((_kept(sizes).elements,)), dtype)
-    call = _forward(_Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)))
+    sizes, dtype = kind.sizes(hidden, weights), hidden.dtype
+    output, kept = empty(hidden.shape, dtype), empty(torch.Size((_kept(kind, sizes).elements,)), dtype)
+    last = tuple(hidden.new_empty(shape) for shape in kind.shapes(sizes)[2])
+    call = _forward(kind, Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)))
     memory = workspace(call.size, dtype)
     if not is_simulated():
-        hidden, state, reset_mask, given = _given(sizes, hidden, state, reset_mask, weights)
-        call.run(np.array([*given, memory, kept.data_ptr(), last.data_ptr(), output.data_ptr()]))
-    return output, last, kept
+        owners, given = _given(kind, sizes, hidden, states, reset_mask, weights)
+        results = [each.data_ptr() for each in (kept, *last, output)]
+        call.run(np.array([*given, memory, *results]))
+        del owners
+    return LayerResults(output, last, kept)
 
 
 @lru_cache(_CALLS)
-def _forward(options: "_Options") -> Template:
-    at = symbols((*_GIVEN, "memory", "kept", "last", "output"))
-    sizes, eps, w, k = options.sizes, options.eps, _weights(at), _kept(options.sizes).pointers(at["kept"])
-    chain, model, state, inner = options.chain(at["memory"]), sizes.model, sizes.state, sizes.inner
-    normed, gated, mlp_gated = chain.local(model), chain.local(state), chain.local(inner)
-    chain.reads(model, at["hidden"])
-    chain.rms_norm(eps.norm, model, at["hidden"], w.norm, normed, k["scales"])
-    for name, weight in _inward(w):
-        chain.map(normed, weight, state, model, k[name])
-    chain.recurrence(state, k, w.rate, at["state"], at["resets"], at["last"])
-    chain.gated_norm(eps.gated, state, k["gate"], k["states"], gated, k["moments"])
-    chain.map(gated, w.out, model, state, k["hidden"], plus=at["hidden"])
-    chain.rms_norm(eps.mlp_norm, model, k["hidden"], w.mlp_norm, normed, k["mlp_scales"])
-    chain.map(normed, w.mlp_gate, inner, model, k["mlp_gate"])
-    chain.map(normed, w.up, inner, model, k["up"])
-    chain.gated_norm(eps.mlp_gated, inner, k["mlp_gate"], k["up"], mlp_gated, k["mlp_moments"])
-    chain.map(mlp_gated, w.down, model, inner, at["output"], plus=k["hidden"])
+def _forward(kind: LayerKind, options: Options) -> Template:
+    at = symbols((*kind.given, "memory", "kept", *_prefixed("last_", kind.states), "output"))
+    chain = options.chain(at["memory"])
+    kind.forward(chain, options, at, _kept(kind, options.sizes).pointers(at["kept"]))
     return chain.template()
-
-
-def _weights(at: dict[str, int], prefix: str = "") -> LayerWeights:
-    """Symbols of the weights, or with the prefix `grad_` of their gradients."""
-    return LayerWeights(*(at[prefix + name] for name in LayerWeights._fields))
-
-
-def _inward(weights: LayerWeights) -> list[tuple[str, int]]:
-    """Name of the result, and weight, of the maps of the first norm, in the order in which their gradients add up."""
-    names = "recurrence_gate", "input_gate", "inputs", "gate"
-    return [*zip(names, weights[2:6], strict=True)]
 
 
 class LayerGradients(NamedTuple):
     """Gradients of the inputs of [`layer`]; those of weights that were not wanted are None."""
 
     hidden: Tensor
-    state: Tensor
-    weights: LayerWeights
+    states: tuple[Tensor, ...]
+    weights: NamedTuple
 
 
 def layer_backward(
+    kind: LayerKind,
     hidden: Tensor,
-    state: Tensor,
+    states: Sequence[Tensor],
     reset_mask: Tensor | None,
-    weights: LayerWeights,
-    eps: Epsilons,
+    weights: NamedTuple,
+    eps: NamedTuple,
     kept: Tensor,
     grad: Tensor,
-    grad_last: Tensor | None,
+    grad_last: Sequence[Tensor | None],
     wanted: Sequence[bool],
     *,
     rounded: bool,
 ) -> LayerGradients:
-    """Gradients from those of the output (B, T, M) and of the last state (B, S); `wanted` says of which weights."""
-    sizes, dtype = _Sizes.of(hidden, weights), hidden.dtype
-    grad_hidden = empty(hidden.shape, dtype)
-    grad_state = torch.empty_like(state, memory_format=torch.contiguous_format)
-    scratch = empty(torch.Size((_scratch(sizes).elements,)), dtype)
-    chunks = -(-sizes.rows.count // _CHUNK)
-    sums = LayerWeights(
-        *(hidden.new_empty(chunks, len(w)) if w.dim() == 1 else empty(w.shape, dtype) for w in weights)
-    )
-    calls = _backward(_Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)), tuple(wanted))
+    """Gradients from those of the output (B, T, M) and of what came out for each state; `wanted`: of which weights."""
+    sizes, dtype = kind.sizes(hidden, weights), hidden.dtype
+    grad_hidden, grad_states = empty(hidden.shape, dtype), tuple(hidden.new_empty(each.shape) for each in states)
+    scratch, chunks = empty(torch.Size((_scratch(kind, sizes).elements,)), dtype), -(-sizes.rows.count // _CHUNK)
+    sums = [
+        hidden.new_empty(chunks, *weight.shape) if name in _SUMS else empty(weight.shape, dtype)
+        for name, weight in zip(weights._fields, weights, strict=True)
+    ]
+    calls = _backward(kind, Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)), tuple(wanted))
     memory = workspace(max(call.size for call in calls), dtype)
     if not is_simulated():
-        hidden, state, reset_mask, given = _given(sizes, hidden, state, reset_mask, weights)
-        grad, grad_last = grad.contiguous(), None if grad_last is None else grad_last.contiguous()
-        grads = (
-            address("kept", kept, dtype, _kept(sizes).elements),
+        owners, given = _given(kind, sizes, hidden, states, reset_mask, weights)
+        grad, grad_last = grad.contiguous(), [None if each is None else each.contiguous() for each in grad_last]
+        grads = [
+            address("kept", kept, dtype, _kept(kind, sizes).elements),
             address("grad", grad, dtype, hidden.numel()),
-            0 if grad_last is None else address("grad_last", grad_last, dtype, state.numel()),
-        )
-        results = [each.data_ptr() for each in (grad_hidden, grad_state, scratch, *sums)]
+        ]
+        for each, shape in zip(grad_last, kind.shapes(sizes)[2], strict=True):
+            grads.append(0 if each is None else address("grad_last", each, dtype, shape.numel()))
+        results = [each.data_ptr() for each in (grad_hidden, *grad_states, scratch, *sums)]
         addresses = np.array([*given, memory, *grads, *results])
         for call in calls:
             call.run(addresses)
-    found = (each.sum(0) if w.dim() == 1 else each for each, w in zip(sums, weights, strict=True))
+        del owners
+    found = (each.sum(0) if name in _SUMS else each for name, each in zip(weights._fields, sums, strict=True))
     chosen = (each if want else None for each, want in zip(found, wanted, strict=True))
-    return LayerGradients(grad_hidden, grad_state, LayerWeights(*chosen))
+    return LayerGradients(grad_hidden, grad_states, kind.weights(*chosen))
 
 
 @lru_cache(_CALLS)
-def _backward(options: "_Options", wanted: Sequence[bool]) -> list[Template]:
-    """Passes and products for the weights; the gradients of vectors are sums over the rows of each chunk."""
-    names = ("memory", "kept", "grad_output", "grad_last", "grad_input", "grad_state", "scratch")
-    at = symbols((*_GIVEN, *names, *(f"grad_{name}" for name in LayerWeights._fields)))
-    k, s = _kept(options.sizes).pointers(at["kept"]), _scratch(options.sizes).pointers(at["scratch"])
-    to, calls = _weights(at, "grad_"), []
-    for passes in (_mlp_backward, _block_backward):
+def _backward(kind: LayerKind, options: Options, wanted: Sequence[bool]) -> list[Template]:
+    """Passes and products for the weights; other gradients of weights are sums over the rows of each chunk."""
+    names = kind.weights._fields
+    given = *kind.given, "memory", "kept", "grad_output", *_prefixed("grad_last_", kind.states)
+    at = symbols((*given, "grad_input", *_prefixed("grad_", kind.states), "scratch", *_prefixed("grad_", names)))
+    k = _kept(kind, options.sizes).pointers(at["kept"])
+    s = _scratch(kind, options.sizes).pointers(at["scratch"])
+    calls = []
+    for passes in kind.backward:
         chain = options.chain(at["memory"], descends=True)
-        maps = passes(chain, options, at, k, s, to)
+        maps = passes(chain, options, at, k, s)
         chosen = [
-            (*maps[name], result)
-            for name, result, is_wanted in zip(LayerWeights._fields, to, wanted, strict=True)
+            (*maps[name], at[f"grad_{name}"])
+            for name, is_wanted in zip(names, wanted, strict=True)
             if name in maps and is_wanted
         ]
-        rows, given = options.sizes.rows.count, {"threads": options.threads, "rounded": options.rounded}
-        calls += [chain.template(), *weight_gradients(options.sizes.dtype, chosen, rows, **given)]
+        rows, how = options.sizes.rows.count, {"threads": options.threads, "rounded": options.rounded}
+        calls += [chain.template(), *weight_gradients(options.sizes.dtype, chosen, rows, **how)]
     return calls
 
 
-_At = dict[str, int]  # name → symbol
-_Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
+def _prefixed(prefix: str, names: Sequence[str]) -> list[str]:
+    return [prefix + name for name in names]
 
 
-def _mlp_backward(chain: Chain, options: "_Options", at: _At, k: _At, s: _At, to: LayerWeights) -> _Maps:
-    """The passes back to the input of the second norm; returns the maps for the gradients of weights.
+# ---- The MLP: W_down · gate( W_g norm(x), W_u norm(x) ) + x ----
+
+
+def mlp(chain: Chain, options: Options, at: Addresses, k: Addresses, normed: int, gate: Callable[..., None]) -> None:
+    """The passes from the input of the second norm to the layer's output.
 
     Args:
-        k: what was kept.
-        s: gradients of it, and inputs of maps.
-        to: gradients of weights.
+        normed: memory for rows of width M.
+        gate: writes the pass between the maps: (gate, value, to).
     """
-    eps, w, model, inner = options.eps, _weights(at), options.sizes.model, options.sizes.inner
+    model, inner = options.sizes.model, options.sizes.inner
+    gated = chain.local(inner)
+    chain.rms_norm(options.eps.mlp_norm, model, k["hidden"], at["mlp_norm"], normed, k["mlp_scales"])
+    chain.map(normed, at["mlp_gate"], inner, model, k["mlp_gate"])
+    chain.map(normed, at["up"], inner, model, k["up"])
+    gate(k["mlp_gate"], k["up"], gated)
+    chain.map(gated, at["down"], model, inner, at["output"], plus=k["hidden"])
+
+
+def mlp_backward(
+    chain: Chain, options: Options, at: Addresses, k: Addresses, s: Addresses, gate_backward: Callable[..., None]
+) -> Maps:
+    """The passes back; `gate_backward`: (gate, value, grad, gradients of gate and value, output once more)."""
+    model, inner = options.sizes.model, options.sizes.inner
     normed, gated = chain.local(model), chain.local(inner)
     chain.reads(inner, k["mlp_gate"], k["up"])
     chain.reads(model, at["grad_output"], k["hidden"])
-    chain.map_backward(at["grad_output"], w.down, model, inner, gated)
-    chain.gated_norm_backward(
-        eps.mlp_gated, inner, k["mlp_gate"], k["up"], k["mlp_moments"], gated, s["mlp_gate"], s["up"], s["mlp_gated"]
-    )
-    chain.map_backward(s["mlp_gate"], w.mlp_gate, inner, model, normed)
-    chain.map_backward(s["up"], w.up, inner, model, normed, add=True)
+    chain.map_backward(at["grad_output"], at["down"], model, inner, gated)
+    gate_backward(k["mlp_gate"], k["up"], gated, s["mlp_gate"], s["up"], s["mlp_gated"])
+    chain.map_backward(s["mlp_gate"], at["mlp_gate"], inner, model, normed)
+    chain.map_backward(s["up"], at["up"], inner, model, normed, add=True)
     chain.rms_norm_backward(
-        *(eps.mlp_norm, model, k["hidden"], w.mlp_norm, k["mlp_scales"], normed),
-        *(s["hidden"], to.mlp_norm, at["grad_output"], s["mlp_normed"]),
+        *(options.eps.mlp_norm, model, k["hidden"], at["mlp_norm"], k["mlp_scales"], normed),
+        *(s["hidden"], at["grad_mlp_norm"], at["grad_output"], s["mlp_normed"]),
     )
     return {
         "mlp_gate": (s["mlp_gate"], inner, s["mlp_normed"], model),
@@ -216,115 +268,48 @@ def _mlp_backward(chain: Chain, options: "_Options", at: _At, k: _At, s: _At, to
     }
 
 
-def _block_backward(chain: Chain, options: "_Options", at: _At, k: _At, s: _At, to: LayerWeights) -> _Maps:
-    """The same from there to the layer's input."""
-    eps, w, model, state = options.eps, _weights(at), options.sizes.model, options.sizes.state
-    normed, gated, states = chain.local(model), chain.local(state), chain.local(state)
-    chain.reads(state, k["gate"], k["states"], k["recurrence_gate"], k["input_gate"], k["inputs"])
-    chain.reads(model, s["hidden"], at["hidden"])
-    chain.map_backward(s["hidden"], w.out, model, state, gated)
-    chain.gated_norm_backward(
-        eps.gated, state, k["gate"], k["states"], k["moments"], gated, s["gate"], states, s["gated"]
-    )
-    grads = s | {"last": at["grad_last"], "state": at["grad_state"]}
-    chain.recurrence_backward(
-        *(state, k, grads, w.rate, at["state"], at["resets"]),
-        **{"grad_states": states, "log_decays": gated, "grad_rate": to.rate},
-    )
-    for number, (name, weight) in enumerate(_inward(w)):
-        chain.map_backward(s[name], weight, state, model, normed, add=number > 0)
-    chain.rms_norm_backward(
-        *(eps.norm, model, at["hidden"], w.norm, k["scales"], normed),
-        *(at["grad_input"], to.norm, s["hidden"], s["normed"]),
-    )
-    return {
-        "recurrence_gate": (s["recurrence_gate"], state, s["normed"], model),
-        "input_gate": (s["input_gate"], state, s["normed"], model),
-        "input_projection": (s["inputs"], state, s["normed"], model),
-        "gate": (s["gate"], state, s["normed"], model),
-        "out": (s["hidden"], model, s["gated"], state),
-    }
-
-
-# ---- Sizes and memory ----
-
-
-class _Sizes(NamedTuple):
-    rows: Rows
-    model: int
-    state: int
-    inner: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, hidden: Tensor, weights: LayerWeights) -> "_Sizes":
-        streams, steps, width = hidden.shape
-        return cls(Rows(streams, steps), width, len(weights.rate), len(weights.up), hidden.dtype)
-
-
-class _Options(NamedTuple):
-    """All that a layer's calls depend on besides addresses."""
-
-    sizes: _Sizes
-    eps: Epsilons
-    rounded: bool
-    threads: int
-
-    def chain(self, memory: int, descends: bool = False) -> Chain:
-        given = {"threads": self.threads, "rounded": self.rounded, "descends": descends}
-        return Chain(self.sizes.dtype, self.sizes.rows, memory, **given)
+# ---- Memory and addresses ----
 
 
 @cache
-def _kept(sizes: _Sizes) -> Layout:
-    """Arrays that the backward pass reads."""
-    widths = {"hidden": sizes.model}
-    widths |= dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "states"), sizes.state)
-    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
-    widths |= {"scales": 1, "mlp_scales": 1, "moments": 6, "mlp_moments": 6}
-    return Layout(widths, sizes.rows.count, sizes.dtype.itemsize)
+def _kept(kind: LayerKind, sizes: Sizes) -> Layout:
+    return Layout(kind.kept(sizes), sizes.rows.count, sizes.dtype.itemsize)
 
 
 @cache
-def _scratch(sizes: _Sizes) -> Layout:
-    """Sources of gradients of weights: gradients of the arrays with these names, and inputs of maps, once more."""
-    model, state, inner = sizes.model, sizes.state, sizes.inner
-    of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), inner) | {"mlp_normed": model}
-    of_block = dict.fromkeys(("recurrence_gate", "input_gate", "inputs", "gate", "gated"), state) | {"normed": model}
-    layouts = [
-        Layout({"hidden": model} | widths, sizes.rows.count, sizes.dtype.itemsize) for widths in (of_mlp, of_block)
-    ]
+def _scratch(kind: LayerKind, sizes: Sizes) -> Layout:
+    mlp_layout, block = (Layout(widths, sizes.rows.count, sizes.dtype.itemsize) for widths in kind.scratch(sizes))
     # What belongs to the MLP has been read when that of the block is written.
-    layouts[0].offsets |= layouts[1].offsets
-    layouts[0].elements = max(layout.elements for layout in layouts)
-    return layouts[0]
-
-
-_GIVEN = ("resets", "hidden", "state", *LayerWeights._fields)
+    block.offsets |= mlp_layout.offsets
+    block.elements = max(block.elements, mlp_layout.elements)
+    return block
 
 
 def _given(
-    sizes: _Sizes, hidden: Tensor, state: Tensor, reset_mask: Tensor | None, weights: LayerWeights
-) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
-    """The inputs contiguous, and the addresses of [`_GIVEN`].
+    kind: LayerKind,
+    sizes: Sizes,
+    hidden: Tensor,
+    states: Sequence[Tensor],
+    reset_mask: Tensor | None,
+    weights: NamedTuple,
+) -> tuple[list[Tensor | None], list[int]]:
+    """Contiguous inputs, which the caller keeps alive, and the addresses of [`LayerKind.given`].
 
     Raises:
         UnreadableTensor: they do not fit together.
     """
-    hidden, state, resets = hidden.contiguous(), state.contiguous(), 0
+    resets, inputs = 0, [hidden.contiguous(), *(each.contiguous() for each in states)]
     if reset_mask is not None:
         check_shapes({"reset_mask": (reset_mask, hidden.shape[:2])})
         reset_mask = reset_mask.contiguous()
         resets = address("reset_mask", reset_mask, torch.bool, reset_mask.numel())
-    found = contiguous_addresses(_GIVEN[1:], (hidden, state, *weights), _shapes(sizes), sizes.dtype)
-    return hidden, state, reset_mask, [resets, *found]
+    shapes = _shapes(kind, sizes)
+    found = contiguous_addresses(kind.given[1:], (*inputs, *weights), shapes, sizes.dtype)
+    return [*inputs, reset_mask], [resets, *found]
 
 
 @cache
-def _shapes(sizes: _Sizes) -> list[torch.Size]:
-    """The shapes of a layer's input, state and weights."""
-    model, state, inner = sizes.model, sizes.state, sizes.inner
-    inward, shapes = (state, model), {"rate": (state,), "norm": (model,), "mlp_norm": (model,), "out": (model, state)}
-    shapes |= dict.fromkeys(("recurrence_gate", "input_gate", "input_projection", "gate"), inward)
-    weights = LayerWeights(**shapes, mlp_gate=(inner, model), up=(inner, model), down=(model, inner))
-    return [*map(torch.Size, ((*sizes.rows, model), (sizes.rows.streams, state), *weights))]
+def _shapes(kind: LayerKind, sizes: Sizes) -> list[torch.Size]:
+    """The shapes of a layer's input, states and weights."""
+    weights, states, _ = kind.shapes(sizes)
+    return [*map(torch.Size, ((*sizes.rows, sizes.model), *states, *weights))]

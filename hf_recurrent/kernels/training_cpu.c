@@ -8,7 +8,7 @@
 #include "thread_pool.h"
 #include <math.h>
 
-#define VERSION 7 /* of the structs; raise it with every change */
+#define VERSION 8 /* of the structs; raise it with every change */
 #define CHUNK 64  /* rows whose sums over rows are added up in order */
 
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
@@ -36,6 +36,7 @@ struct gated_norm {
 
 struct gate_coefficients {
     int64_t threads, rows, width, rates; /* rows of `rate`: 1, or as many as of the gates */
+    int64_t sigmoid_gate;                /* the input gate is σ(input_gate) */
     int64_t recurrence_gate, rate, input_gate, inputs, decay, scaled;
     int64_t grad_decay, grad_scaled, grad_recurrence_gate, grad_input_gate, grad_inputs;
     int64_t grad_rate; /* (chunks, S), or with a rate for each row (rows, S) */
@@ -50,13 +51,13 @@ struct rms_norm {
 
 struct temporal_convolution { /* `lags`: weights of a channel; `resets`: bytes, or 0 */
     int64_t threads, rows, width, steps, lags;
-    int64_t inputs, taps, weight, resets, to;
-    int64_t grad, grad_inputs, grad_taps, grad_weight; /* last: (chunks, lags, width) */
+    int64_t inputs, taps, weight, resets, to, last; /* `last`: 0, or memory for a stream's last inputs, at most lags - 1 */
+    int64_t grad, grad_inputs, grad_taps, grad_weight, grad_last; /* `grad_weight`: (chunks, lags, width); `grad_last`: or 0 */
 };
 
-/* h_t = r ∘ h_{t-1} + γ ∘ input_gate ∘ inputs; a row is a step, `steps` rows a stream. */
+/* h_t = r ∘ h_{t-1} + γ ∘ input_gate ∘ inputs; a row is a step, `steps` rows a stream. `sigmoid_gate` as above. */
 struct gated_recurrence {
-    int64_t rows, width, steps;
+    int64_t rows, width, steps, sigmoid_gate;
     int64_t recurrence_gate, rate, input_gate, inputs, initial, resets, states, last; /* `resets`: bytes, or 0 */
     int64_t grad_states, grad_last, grad_initial, grad_recurrence_gate, grad_input_gate, grad_inputs; /* `grad_last`: or 0 */
     int64_t log_decays, grad_rate; /* memory for a number of each state; (chunks, width) */
@@ -64,7 +65,8 @@ struct gated_recurrence {
 
 /* Passes over rows, one after another on CHUNK rows; a part is `part_rows` rows, whole streams. */
 enum pass {
-    PRODUCT, RMS_NORM, RMS_NORM_BACKWARD, GATED_NORM, GATED_NORM_BACKWARD, GATED_RECURRENCE, GATED_RECURRENCE_BACKWARD
+    PRODUCT, RMS_NORM, RMS_NORM_BACKWARD, GATED_NORM, GATED_NORM_BACKWARD, GATED_RECURRENCE, GATED_RECURRENCE_BACKWARD,
+    GATED_GELU, GATED_GELU_BACKWARD, TEMPORAL_CONVOLUTION, TEMPORAL_CONVOLUTION_BACKWARD
 };
 
 struct stage {

@@ -23,7 +23,7 @@ from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 7  # of the structs in training_cpu.c
+_VERSION = 8  # of the structs in training_cpu.c
 _FIELDS = 17  # of a product
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
@@ -42,7 +42,10 @@ _COEFFICIENTS = (
 )
 _NORM = ("x", "weight", "to", "scales", "grad", "grad_weight", "plus", "normed")
 _CROSS_ENTROPY = ("logits", "targets", "nats", "grad", "kept", "grad_logits")
-_CONVOLUTION = ("inputs", "taps", "weight", "resets", "to", "grad", "grad_inputs", "grad_taps", "grad_weight")
+_CONVOLUTION = (
+    *("inputs", "taps", "weight", "resets", "to", "last"),
+    *("grad", "grad_inputs", "grad_taps", "grad_weight", "grad_last"),
+)
 _TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums", "addresses")
 _TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
 _TENSORS |= {"cross_entropy": _CROSS_ENTROPY, "temporal_convolution": _CONVOLUTION}
@@ -253,25 +256,38 @@ def _gated_backward(
 
 
 def gate_coefficients(
-    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor
+    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, *, sigmoid_gate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,) or (…, S)."""
+    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,) or (…, S).
+
+    Args:
+        sigmoid_gate: σ(input_gate) takes the place of the input gate.
+    """
     results = _like(recurrence_gate), _like(recurrence_gate)
     given = _coefficients_given(recurrence_gate, rate, input_gate, inputs, decay=results[0], scaled=results[1])
-    _run("gate_coefficients", recurrence_gate.dtype, _coefficients_sizes(recurrence_gate, rate), (), given)
+    sizes = _coefficients_sizes(recurrence_gate, rate, sigmoid_gate)
+    _run("gate_coefficients", recurrence_gate.dtype, sizes, (), given)
     return results
 
 
-def _coefficients_sizes(recurrence_gate: Tensor, rate: Tensor) -> tuple[int, int, int]:
+def _coefficients_sizes(recurrence_gate: Tensor, rate: Tensor, sigmoid_gate: bool) -> tuple[int, int, int, bool]:
     rows, width = _rows_and_width(recurrence_gate)
-    return rows, width, 1 if rate.dim() == 1 else rows
+    return rows, width, 1 if rate.dim() == 1 else rows, sigmoid_gate
 
 
 def gate_coefficients_backward(
-    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, grad_decay: Tensor, grad_scaled: Tensor
+    recurrence_gate: Tensor,
+    rate: Tensor,
+    input_gate: Tensor,
+    inputs: Tensor,
+    grad_decay: Tensor,
+    grad_scaled: Tensor,
+    *,
+    sigmoid_gate: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the four arguments of [`gate_coefficients`]."""
-    sizes, grads = _coefficients_sizes(recurrence_gate, rate), [_like(recurrence_gate) for _ in range(3)]
+    sizes = _coefficients_sizes(recurrence_gate, rate, sigmoid_gate)
+    grads = [_like(recurrence_gate) for _ in range(3)]
     of_rate = rate.new_empty(_chunks(sizes[0]), sizes[1]) if rate.dim() == 1 else _like(rate)
     names = ("grad_recurrence_gate", "grad_input_gate", "grad_inputs")
     more = {"grad_decay": grad_decay, "grad_scaled": grad_scaled, **dict(zip(names, grads, strict=True))}

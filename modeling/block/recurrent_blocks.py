@@ -78,10 +78,8 @@ def temporal_convolution(
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
     if history and inputs.numel() and (kernels := layer_kernels(inputs, taps, weight)) is not None:
         output = _FusedConvolution.apply(kernels, inputs, taps, weight, reset_mask)
-        recent = torch.cat([taps, inputs[:, -history:] if lengths is None else inputs], dim=1)
-        if episode is not None and lengths is None:
-            episode = episode[:, -recent.shape[1] :]
-        return output, last_inputs(recent, history, lengths, episode).to(dtype)
+        recent = inputs[:, -history:] if lengths is None else inputs
+        return output, taps_after(taps, recent, lengths, episode).to(dtype)
     padded = torch.cat([taps, inputs], dim=1)
     output = inputs * weight[0].to(inputs.dtype)
     for lag in range(1, kernel_size):
@@ -121,6 +119,16 @@ def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor 
     if episode is None or lag == 0:
         return inputs
     return inputs.masked_fill((episode[:, start:end] != episode[:, history:]).unsqueeze(-1), 0)
+
+
+def taps_after(
+    taps: torch.Tensor, inputs: torch.Tensor, lengths: torch.Tensor | None, episode: torch.Tensor | None
+) -> torch.Tensor:
+    """The taps (B, K-1, S) after a block whose inputs, or without `lengths` at least the last K-1, follow others."""
+    recent = torch.cat([taps, inputs], dim=1)
+    if episode is not None:
+        episode = episode[:, -recent.shape[1] :]
+    return last_inputs(recent, taps.shape[1], lengths, episode)
 
 
 def last_inputs(

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 # Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
 SMALLEST_FUSED = 1 << 13
 _MODULES = {"cpu": "training_cpu", "cuda": "training_triton", "layer": "layer_cpu"}
+_MODULES |= {"memora": "memora_layer_cpu", "hawk": "hawk_layer_cpu"}
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
@@ -28,9 +29,9 @@ def training_module() -> ModuleType | None:
     return _module("cpu")
 
 
-def layer_module() -> ModuleType | None:
-    """The kernels for whole layers on a CPU, likewise."""
-    return _module("layer")
+def layer_module(name: str) -> ModuleType | None:
+    """The kernels for whole layers on a CPU, likewise: `layer` for any family, or a family's own."""
+    return _module(name)
 
 
 def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:

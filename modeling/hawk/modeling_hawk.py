@@ -13,8 +13,10 @@ from ..block.recurrent_blocks import Contraction, TemporalConvolution
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import is_plain_layer
 from ..units.recurrent_units import build_layer_unit
 from .configuration_hawk import HawkConfig
+from .fused_layer import fused_hawk_layer
 
 
 class HawkRecurrentBlock(nn.Module):
@@ -37,6 +39,14 @@ class HawkRecurrentBlock(nn.Module):
         )
         output = linear_map(self.out_proj, gated_gelu(gate, recurrent.to(gate.dtype)))
         return output, {"recurrent": final_state, "convolution": taps}
+
+    def fused_layer(
+        self, layer: nn.Module, hidden: torch.Tensor, inputs: LayerInputs
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """The whole layer of this block and a [`HawkMLP`] as one kernel, where there is one for its inputs."""
+        if not (is_plain_layer(self, HawkRecurrentBlock) and is_plain_layer(layer.mlp, HawkMLP)):
+            return None
+        return fused_hawk_layer(layer, hidden, inputs)
 
 
 class HawkMLP(nn.Module):

@@ -17,7 +17,7 @@ from ..block.recurrent_state import RecurrentState
 from ..block.training_kernels import is_plain_layer
 from ..units.recurrent_units import build_layer_unit
 from .configuration_memora import MemoraConfig
-from .fused_layer import fused_layer
+from .fused_layer import fused_memora_layer
 
 
 class MemoraRecurrentBlock(nn.Module):
@@ -48,10 +48,7 @@ class MemoraRecurrentBlock(nn.Module):
         """The whole layer of this block and a [`MemoraMLP`] as one kernel, where there is one for its inputs."""
         if not (is_plain_layer(self, MemoraRecurrentBlock) and is_plain_layer(layer.mlp, MemoraMLP)):
             return None
-        if (result := fused_layer(layer, hidden, inputs)) is None:
-            return None
-        output, final_state = result
-        return output, {"recurrent": final_state}
+        return fused_memora_layer(layer, hidden, inputs)
 
 
 class MemoraMLP(nn.Module):

@@ -8,30 +8,41 @@ CPU in tiles that stay in the cache.
 import torch
 
 from ..block.recurrent_state import state_dtype
-from ..block.training_kernels import layer_kernels
+from ..block.training_kernels import layer_kernels, training_module
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
 
 def gate_coefficients(
-    recurrence_gate: torch.Tensor, rate: torch.Tensor, input_gate: torch.Tensor, inputs: torch.Tensor
+    recurrence_gate: torch.Tensor,
+    rate: torch.Tensor,
+    input_gate: torch.Tensor,
+    inputs: torch.Tensor,
+    *,
+    sigmoid_gate: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs.
 
     Args:
         recurrence_gate, input_gate, inputs: (…, S) for a state of width S, of one shape and any floating types.
         rate: (S,), or a shape that broadcasts; float32 or wider.
+        sigmoid_gate: σ(input_gate) takes the place of the input gate.
 
     Returns:
         Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
-    if (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) and _has_known_rates(
-        rate, recurrence_gate
-    ):
-        return _FusedGateCoefficients.apply(kernels, recurrence_gate, rate, input_gate, inputs)
+    kernels = None
+    if _has_known_rates(rate, recurrence_gate):
+        kernels = layer_kernels(recurrence_gate, rate, input_gate, inputs)
+    dtype, options = state_dtype(recurrence_gate.dtype), {}
+    if sigmoid_gate and kernels is not None and kernels is training_module():
+        options = {"sigmoid_gate": True}
+    elif sigmoid_gate:
+        input_gate = torch.sigmoid(input_gate.to(dtype))
+    if kernels is not None:
+        return _FusedGateCoefficients.apply(kernels, options, recurrence_gate, rate, input_gate, inputs)
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
-    dtype = state_dtype(recurrence_gate.dtype)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
     return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
 
@@ -43,15 +54,15 @@ def _has_known_rates(rate: torch.Tensor, recurrence_gate: torch.Tensor) -> bool:
 
 class _FusedGateCoefficients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, kernels, *inputs):
-        ctx.kernels = kernels
+    def forward(ctx, kernels, options, *inputs):
+        ctx.kernels, ctx.options = kernels, options
         ctx.save_for_backward(*inputs)
-        return kernels.gate_coefficients(*inputs)
+        return kernels.gate_coefficients(*inputs, **options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        return None, *ctx.kernels.gate_coefficients_backward(*ctx.saved_tensors, *grads)
+        return None, None, *ctx.kernels.gate_coefficients_backward(*ctx.saved_tensors, *grads, **ctx.options)
 
 
 class _GateCoefficients(torch.autograd.Function):

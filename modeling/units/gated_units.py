@@ -9,11 +9,18 @@ from .gate_coefficients import gate_coefficients
 from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, input_normalizer
 
 
-def gated_step(unit: RecurrentUnit, recurrence_gate, rate, input_gate, inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """a from r = exp(-rate ∘ σ(recurrence_gate)), and b = sqrt(1 - a²) ∘ input_gate ∘ inputs."""
+def gated_step(
+    unit: RecurrentUnit, recurrence_gate, input_gate, inputs, sigmoid_gate: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """a from r = exp(-rate ∘ σ(recurrence_gate)), and b = sqrt(1 - a²) ∘ input_gate ∘ inputs.
+
+    With `sigmoid_gate` σ(input_gate) takes the place of the input gate.
+    """
+    rate = unit.decay_rate()
     if not unit.allow_negative_eigenvalues:
-        return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
+        return gate_coefficients(recurrence_gate, rate, input_gate, inputs, sigmoid_gate=sigmoid_gate)
     recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
+    input_gate = torch.sigmoid(input_gate) if sigmoid_gate else input_gate
     decay, normalizer = unit.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
     return decay, normalizer * input_gate * inputs
 
@@ -33,9 +40,11 @@ class GLRU(RecurrentUnit):
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
 
+    def decay_rate(self) -> torch.Tensor:
+        return self.decay_scale * torch.exp(upcast(self.nu))
+
     def coefficients(self, recurrence_gate, input_gate, projection):
-        rate = self.decay_scale * torch.exp(upcast(self.nu))
-        return gated_step(self, recurrence_gate, rate, input_gate, projection)
+        return gated_step(self, recurrence_gate, input_gate, projection)
 
 
 class RGLRU(RecurrentUnit):
@@ -66,9 +75,11 @@ class RGLRU(RecurrentUnit):
     def project(self, inputs):
         return *super().project(inputs), inputs
 
+    def decay_rate(self) -> torch.Tensor:
+        return self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
+
     def coefficients(self, recurrence_gate, input_gate, inputs):
-        rate = self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
-        return gated_step(self, recurrence_gate, rate, torch.sigmoid(upcast(input_gate)), inputs)
+        return gated_step(self, recurrence_gate, input_gate, inputs, sigmoid_gate=True)
 
 
 class MinGRU(RecurrentUnit):

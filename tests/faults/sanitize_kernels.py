@@ -172,35 +172,30 @@ def train_everything(kernel, pool) -> int:
 
 
 def run_layers(kernel) -> int:
-    """Layers of Memora of odd sizes, with resets, in every type and instruction set."""
+    """Layers of odd sizes, with resets, in every type and instruction set."""
     import torch
 
-    from hf_recurrent.kernels import layer_cpu
+    from hf_recurrent.kernels import hawk_layer_cpu, layer_cpu, memora_layer_cpu
+    from hf_recurrent.kernels.chains import Rows
 
-    count, eps = 0, layer_cpu.Epsilons(1e-6, 1e-6, 1e-6, 1e-6)
-    for dtype, (streams, steps), level in itertools.product(kernel._TYPES, [(5, 64), (7, 16), (67, 1)], range(3)):
+    count, families, blocks = 0, [(memora_layer_cpu, 0), (hawk_layer_cpu, 4)], [(5, 64), (7, 16), (67, 1)]
+    for (family, lags), dtype, block, level in itertools.product(families, kernel._TYPES, blocks, range(3)):
         if kernel.instruction_level(level) != level:
             continue
-        model, width, inner = 17, 35, 50
-        shapes = [
-            (width,),
-            (model,),
-            *[(width, model)] * 4,
-            (model, width),
-            (model,),
-            *[(inner, model)] * 2,
-            (model, inner),
-        ]
-        weights = layer_cpu.LayerWeights(*(torch.randn(shape, dtype=dtype) for shape in shapes))
+        sizes = layer_cpu.Sizes(Rows(*block), 17, 35, 50, lags, dtype)
+        of_weights, of_states, of_last = family.KIND.shapes(sizes)
+        weights = family.Weights(*(torch.randn(shape, dtype=dtype) for shape in of_weights))
         weights.rate.abs_()
-        hidden, grad = (torch.randn(streams, steps, model, dtype=dtype) for _ in range(2))
-        state, grad_last = (torch.randn(streams, width, dtype=dtype) for _ in range(2))
-        for mask, rounded in itertools.product([None, torch.rand(streams, steps) < 0.1], [False, True]):
+        hidden, grad = (torch.randn(*block, sizes.model, dtype=dtype) for _ in range(2))
+        states, grad_last = ([torch.randn(shape, dtype=dtype) for shape in each] for each in (of_states, of_last))
+        eps, wanted = family.Epsilons(*[1e-6] * len(family.Epsilons._fields)), [True] * len(weights)
+        for mask, rounded in itertools.product([None, torch.rand(block) < 0.1], [False, True]):
             if rounded and not (dtype == torch.float32 and kernel.has_bf16_products()):
                 continue
-            *_, kept = layer_cpu.layer(hidden, state, mask, weights, eps, rounded=rounded)
-            given = hidden, state, mask, weights, eps, kept, grad
-            layer_cpu.layer_backward(*given, None if mask is None else grad_last, [True] * 11, rounded=rounded)
+            *_, kept = layer_cpu.layer(family.KIND, hidden, states, mask, weights, eps, rounded=rounded)
+            given = family.KIND, hidden, states, mask, weights, eps, kept, grad
+            of_last_states = grad_last if mask is not None else [None] * len(grad_last)
+            layer_cpu.layer_backward(*given, of_last_states, wanted, rounded=rounded)
         count += 1
     return count
 

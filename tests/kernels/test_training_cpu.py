@@ -1,5 +1,7 @@
 """The compiled parts of a training step against plain torch, in float64 and float32, at every instruction set."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -232,20 +234,23 @@ def test_gelu_and_its_slope_are_accurate_everywhere():
     assert ((slope - of_x).abs() <= 2.5e-7).all()
 
 
-def coefficients(recurrence_gate, rate, input_gate, inputs):
+def coefficients(recurrence_gate, rate, input_gate, inputs, sigmoid_gate=False):
+    input_gate = torch.sigmoid(input_gate) if sigmoid_gate else input_gate
     log_decay = -rate * torch.sigmoid(recurrence_gate)
     return torch.exp(log_decay), torch.sqrt((-torch.expm1(2 * log_decay)).clamp(min=1e-12)) * input_gate * inputs
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gate_coefficients(dtype, shape):
+@pytest.mark.parametrize("sigmoid_gate", [False, True])
+def test_gate_coefficients(dtype, shape, sigmoid_gate):
     gate, input_gate, inputs, *grads = (numbers(*shape, dtype=dtype, seed=seed) for seed in range(5))
     rate = numbers(shape[-1], dtype=dtype, seed=9).abs() / 10 + 1e-3
-    outputs, expected = gradients(coefficients, (gate * 3, rate, input_gate, inputs), grads)
-    for one, other in zip(training_cpu.gate_coefficients(gate * 3, rate, input_gate, inputs), outputs, strict=True):
+    arguments, how = (gate * 3, rate, input_gate, inputs), {"sigmoid_gate": sigmoid_gate}
+    outputs, expected = gradients(partial(coefficients, **how), arguments, grads)
+    for one, other in zip(training_cpu.gate_coefficients(*arguments, **how), outputs, strict=True):
         assert_near(one, other, dtype)
-    found = training_cpu.gate_coefficients_backward(gate * 3, rate, input_gate, inputs, *grads)
+    found = training_cpu.gate_coefficients_backward(*arguments, *grads, **how)
     for one, other in zip(found, expected, strict=True):
         assert_near(one, other, dtype, 8)
 

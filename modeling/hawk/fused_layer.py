@@ -1,0 +1,41 @@
+"""A layer of Hawk with RG-LRU as one operation; see `block/fused_layer.py`."""
+
+import torch
+from torch import nn
+
+from ..block.fused_layer import LayerParts, layer_kernel, run_layer_kernel
+from ..block.recurrent_blocks import TemporalConvolution, episode_numbers, taps_after
+from ..block.recurrent_state import RecurrentState
+from ..units.gated_units import RGLRU
+
+
+def fused_hawk_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.Tensor, RecurrentState] | None:
+    """The output (B, T, M) and the state after a layer, or None where its modules have to be called.
+
+    Args:
+        layer: a `RecurrentLayer` with Hawk's blocks.
+        hidden: (B, T, M).
+        inputs: `LayerInputs`.
+    """
+    block, mlp, taps = layer.recurrent_block, layer.mlp, inputs.state["convolution"]
+    unit, convolution, norms = block.recurrent_unit, block.convolution, (layer.recurrent_norm, layer.mlp_norm)
+    if not torch.is_grad_enabled() or (type(unit), type(convolution)) != (RGLRU, TemporalConvolution):
+        return None
+    if convolution.kernel_size == 1:
+        return None
+    maps = (
+        *(block.gate_proj, block.in_proj, unit.recurrence_gate, unit.input_gate, block.out_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+    vectors = unit.recurrent_param, convolution.weight
+    family = layer_kernel("hawk", hidden, inputs, LayerParts((unit, convolution), unit, norms, maps, vectors))
+    if family is None:
+        return None
+    matrices = [linear.weight for linear in maps]
+    weights = (
+        *(unit.decay_rate(), norms[0].weight, convolution.weight, *matrices[:5]),
+        *(norms[1].weight, *matrices[5:]),
+    )
+    output, state, recent = run_layer_kernel(family, hidden, inputs, weights, (norms[0].eps, norms[1].eps))
+    episode = None if inputs.reset_mask is None else episode_numbers(inputs.reset_mask, convolution.kernel_size - 1)
+    return output, {"recurrent": state, "convolution": taps_after(taps, recent, None, episode)}
