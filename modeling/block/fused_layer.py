@@ -48,7 +48,7 @@ def layer_kernel(family: str, hidden: torch.Tensor, inputs, parts: LayerParts) -
         return None
     if (layers := layer_module("layer")) is None or not layers.supports(*hidden.shape[:2]):
         return None
-    if not _is_plain(parts):
+    if not _has_plain_parts(parts):
         return None
     narrowest = min(min(linear.weight.shape) for linear in parts.maps)
     if hidden[..., 0].numel() * narrowest < SMALLEST_FUSED:
@@ -58,7 +58,7 @@ def layer_kernel(family: str, hidden: torch.Tensor, inputs, parts: LayerParts) -
     return layer_module(family)
 
 
-def _is_plain(parts: LayerParts) -> bool:
+def _has_plain_parts(parts: LayerParts) -> bool:
     """True where no part has hooks, biases, other methods, or an option that the kernel does not know."""
     return (
         all(is_plain_layer(linear, nn.Linear, Contraction) and linear.bias is None for linear in parts.maps)
