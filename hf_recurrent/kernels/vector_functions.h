@@ -37,20 +37,34 @@ INLINE TARGET void NAME(square_root)(VECTOR *x)
         (*x)[i] = MATH(sqrt)((*x)[i]);
 }
 
+#if IS_FLOAT
+/* x = n log 2 + r with |r| <= log(2) / 2, returns r; log 2 in two parts, of which n times the first is exact. The last bits
+ * of `shifted` are n as an integer. */
+INLINE TARGET VECTOR NAME(rest_of_log2)(VECTOR x, VECTOR *n, VECTOR *shifted)
+{
+    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to integers */
+    *shifted = x * (REAL)M_LOG2E + shift;
+    *n = *shifted - shift;
+    return x - *n * (REAL)0.693359375 + *n * (REAL)2.12194440e-4;
+}
+
+/* (exp(r) - 1 - r - r² / 2) / r³ */
+INLINE TARGET VECTOR NAME(high_terms)(VECTOR r)
+{
+    return 1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+}
+#endif
+
 /* exp(x) within float32's normal range, and exp(x) - 1 without loss where x is small. */
 INLINE TARGET void NAME(exponential)(const VECTOR *exponent, VECTOR *power, VECTOR *power_less_one)
 {
 #if IS_FLOAT
-    /* x = n log 2 + r with |r| <= log(2) / 2; log 2 in two parts, of which n times the first is exact. */
-    VECTOR x = *exponent;
+    VECTOR x = *exponent, n, shifted;
     NAME(at_least)(&x, -87);
     NAME(at_most)(&x, 88);
-    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to integers */
-    const VECTOR n = (x * (REAL)M_LOG2E + shift) - shift;
-    const VECTOR r = x - n * (REAL)0.693359375 + n * (REAL)2.12194440e-4;
-    const VECTOR high = 1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+    const VECTOR r = NAME(rest_of_log2)(x, &n, &shifted);
     const VECTOR scale = (VECTOR)((__builtin_convertvector(n, INTEGERS) + 127) << 23);
-    const VECTOR rest = scale * (r + r * r * (0.5f + r * high));
+    const VECTOR rest = scale * (r + r * r * (0.5f + r * NAME(high_terms)(r)));
     *power = scale + rest;
     *power_less_one = rest + (scale - 1);
 #else
@@ -68,12 +82,11 @@ INLINE TARGET void NAME(exponential)(const VECTOR *exponent, VECTOR *power, VECT
 #if HAS_SHORT_EXPONENTIAL
 INLINE TARGET VECTOR NAME(rest_of_power)(VECTOR x, VECTOR *n)
 {
-    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to integers, which are the last bits */
 #if LEVEL_NUMBER == 1
     NAME(at_least)(&x, -87);
 #endif
-    const VECTOR shifted = x * (REAL)M_LOG2E + shift, whole = shifted - shift;
-    const VECTOR r = x - whole * (REAL)0.693359375 + whole * (REAL)2.12194440e-4, square = r * r;
+    VECTOR whole, shifted;
+    const VECTOR r = NAME(rest_of_log2)(x, &whole, &shifted), square = r * r;
     const VECTOR high = (0.166665188f + r * 0.0416662058f) + square * (0.00836888936f + r * 0.00139504912f);
 #if LEVEL_NUMBER == 1
     *n = (VECTOR)((INTEGERS)shifted << 23);
@@ -99,12 +112,10 @@ INLINE TARGET VECTOR NAME(exp_of)(VECTOR x)
 #if IS_FLOAT
     NAME(at_least)(&x, -104);
     NAME(at_most)(&x, 89);
-    const REAL shift = 12582912;
-    const VECTOR n = (x * (REAL)M_LOG2E + shift) - shift;
-    const VECTOR r = x - n * (REAL)0.693359375 + n * (REAL)2.12194440e-4;
-    const VECTOR high = 1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+    VECTOR n, shifted;
+    const VECTOR r = NAME(rest_of_log2)(x, &n, &shifted);
     const INTEGERS whole = __builtin_convertvector(n, INTEGERS), half = whole >> 1;
-    return (1 + (r + r * r * (0.5f + r * high))) * (VECTOR)((half + 127) << 23) * (VECTOR)((whole - half + 127) << 23);
+    return (1 + (r + r * r * (0.5f + r * NAME(high_terms)(r)))) * (VECTOR)((half + 127) << 23) * (VECTOR)((whole - half + 127) << 23);
 #else
     EACH(MATH(exp)(x[i]));
     return x;
