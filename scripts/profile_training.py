@@ -34,7 +34,7 @@ from hf_recurrent.trainers.table_gradients import TableGradients
 
 # Kind of work → beginnings of the operators' names; the first that fits counts.
 KINDS = {
-    "whole layers": ("_FusedLayer",),
+    "whole layers": ("FusedLayer",),
     "loss": ("_FusedCrossEntropy", "aten::_log_softmax", "aten::nll_loss", "aten::log_softmax"),
     "products": ("_LinearMaps", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product"),
     "tables": ("_TableSum", "Optimizer.step#RowwiseAdagrad", "aten::sort", "aten::cumsum"),
