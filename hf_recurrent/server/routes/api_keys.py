@@ -19,19 +19,12 @@ _LIMITS = ("max_requests", "requests_per_minute")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key, which is one client for the server.
+    """A key, which is one client for the server."""
 
-    Args:
-        name: in logs and metrics.
-        digest: SHA-256 of the key.
-        max_requests: at the same time; None for any number.
-        requests_per_minute: on average, all of them in a moment too; None for any number.
-    """
-
-    name: str
-    digest: bytes
-    max_requests: int | None = None
-    requests_per_minute: int | None = None
+    name: str  # in logs and metrics
+    digest: bytes  # SHA-256 of the key
+    max_requests: int | None = None  # at the same time
+    requests_per_minute: int | None = None  # on average, all of them in a moment too
 
 
 def plain_key(value: str, name: str = "key") -> ApiKey:

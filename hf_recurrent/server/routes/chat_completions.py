@@ -49,17 +49,11 @@ def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequ
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A prompt.
-
-    Args:
-        text: of all messages, and the beginning of an answer.
-        tokens: of this text.
-        ends: numbers of tokens after which another chat may go on differently.
-    """
+    """A prompt: all messages, and the beginning of an answer."""
 
     text: str
     tokens: np.ndarray
-    ends: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # numbers of tokens after which another chat may go on differently
 
 
 def chat_prompt(
@@ -69,14 +63,9 @@ def chat_prompt(
     known: ChatPrompt | None = None,
     param: str = "messages",
 ) -> ChatPrompt:
-    """The prompt for an answer.
+    """The prompt for an answer to messages, as templates have them, which are the argument `param`.
 
-    Args:
-        served: the model.
-        messages: as templates have them.
-        tools: definitions of tools, likewise.
-        known: the text of an earlier turn with its answer, whose tokens are kept where the new text begins with it.
-        param: the argument that has the messages, for errors.
+    Where the text begins with the `known` one of an earlier turn and its answer, it keeps the tokens of that text.
 
     Raises:
         ApiError: there is no chat template, or it refuses the messages.
@@ -89,8 +78,8 @@ def chat_prompt(
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except (TemplateError, TypeError, ValueError) as error:  # the template decides which messages it can write
-        sentence = f"`{param}` is refused by the chat template: {error}"
-        raise ApiError(400, sentence, param, "invalid_value") from error
+        message = f"`{param}` is refused by the chat template: {error}"
+        raise ApiError(400, message, param, "invalid_value") from error
     if known is not None and text.startswith(known.text):
         rest = served.encode(text[len(known.text) :], param)
         tokens = np.concatenate([known.tokens, rest.astype(known.tokens.dtype)])
@@ -105,12 +94,13 @@ def chat_prompt(
     return ChatPrompt(text, tokens, ends)
 
 
+@dataclass
 class ChatCompletion(Completion):
     """A completion whose texts are answers. `may_call` says whether to look for calls of tools in them."""
 
     kind: ClassVar[str] = "chat.completion"
     id_prefix: ClassVar[str] = "chatcmpl"
-    may_call = False
+    may_call: bool
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         is_stream = bool(self.body.stream)

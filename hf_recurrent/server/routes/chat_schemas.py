@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from hf_recurrent.server.routes.schemas import MOST_TOKENS, Body, ChoicesRequest, TopLogprobs
-
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-_ANY_OBJECT = {"type": "object", "additionalProperties": True}
+from hf_recurrent.server.routes.schemas import ANY_OBJECT, MOST_TOKENS, Body, ChoicesRequest, Name, TopLogprobs
 
 
 class TextPart(Body):
@@ -27,7 +24,7 @@ def as_parts(content: object, kind: str = "text") -> object:
 class CalledFunction(Body):
     """The function of a call, with its arguments as JSON."""
 
-    name: ToolName
+    name: Name
     arguments: str
 
     @field_validator("arguments")
@@ -91,7 +88,7 @@ def template_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 class Function(Body):
     """A function that may be called."""
 
-    name: ToolName
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # a schema is always enforced
@@ -105,12 +102,7 @@ class Tool(Body):
 
 
 class ToolChoice(NamedTuple):
-    """Which tools may be called.
-
-    Args:
-        mode: "none", "auto" or "required".
-        name: of the only one.
-    """
+    """Which tools may be called: the mode is "none", "auto" or "required"; the name is of the only one."""
 
     mode: str
     name: str | None = None
@@ -147,7 +139,7 @@ class Tools:
             {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"strict"})}
             for function in functions
         ]
-        self.schemas = {function.name: function.parameters or _ANY_OBJECT for function in functions}
+        self.schemas = {function.name: function.parameters or ANY_OBJECT for function in functions}
         if len(self.schemas) < len(functions):
             raise ValueError("`tools` has two functions of the same name.")
         if self.choice.name is not None:

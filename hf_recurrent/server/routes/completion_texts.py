@@ -12,19 +12,12 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probability.
-
-    Args:
-        token: its id.
-        value: natural logarithm; None where nothing was predicted.
-        best: the most likely tokens in its place, the best one first.
-        offset: characters of the text before it.
-    """
+    """A token with its log-probability."""
 
     token: int
-    value: float | None
-    best: dict[int, float]
-    offset: int
+    value: float | None  # natural logarithm; None where nothing was predicted
+    best: dict[int, float]  # the most likely tokens in its place, the best one first
+    offset: int  # characters of the text before it
 
 
 def completion_logprobs(served: ServedModel, scored: Sequence[ScoredToken], count: int) -> dict[str, Any]:
@@ -59,11 +52,7 @@ class CompletionChoice:
     Bytes that are not UTF-8 become U+FFFD.
 
     Args:
-        served: the model.
-        job: generates it.
-        index: of the choice.
         prompt: tokens to repeat before the new ones.
-        prompt_scores: of these tokens.
         logprobs: how many of the most likely tokens are listed; None for no log-probabilities.
         form: of the log-probabilities; its arguments are the model, the tokens, and `logprobs`.
     """

@@ -13,11 +13,10 @@ from fastapi.responses import Response
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice, completion_logprobs
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.prefix_scopes import owner, prefix_salt
+from hf_recurrent.server.routes.prefix_scopes import owner, text_hashes
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.schemas import CompletionRequest, StreamOptions
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.text_hashes import TextHashes
 
 _DEFAULT_TOKENS = 16  # of OpenAI
 
@@ -105,21 +104,15 @@ async def begin_choices(
 ) -> tuple[list[CompletionChoice], list[Job]]:
     """The choices with their jobs, not yet submitted, and the job that reads each prompt.
 
-    A prompt with several choices is read here, once.
-
-    Args:
-        prompts: tokens of each prompt.
-        ends: ends of messages in the prompts.
-        form: of log-probabilities; see [`CompletionChoice`].
-        options: of the generating jobs; see [`ServedModel.job`].
+    A prompt with several choices is read here, once; `ends` are the ends of its messages. `form` is an argument of
+    [`CompletionChoice`], and `options` are of [`ServedModel.job`].
     """
     seed, repeats = body.seed_or_random(), body.n or 1
     prompt_scores = (body.logprobs or 0) if body.echo and body.logprobs is not None else None
-    salt = None if body.session is not None else prefix_salt(served.settings, request, body.cache_salt)
     choices: list[CompletionChoice] = []
     readers: list[Job] = []
     for prompt in prompts:
-        text = None if salt is None or served.scheduler.reuse is None else TextHashes(prompt, salt, ends)
+        text = None if body.session is not None else text_hashes(served, request, body.cache_salt, prompt, ends)
         known = await served.known_state(text)
         read = None
         if repeats > 1 and len(prompt):

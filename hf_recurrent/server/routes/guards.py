@@ -4,9 +4,11 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
+
+from prometheus_client import Histogram
 
 from hf_recurrent.server.routes.api_keys import ApiKey, KeyRing, plain_key
 from hf_recurrent.server.routes.errors import ApiError, error_response
@@ -20,22 +22,14 @@ _OPEN_PATHS = ("/health", *PAGE_FILES)
 
 
 class Guards:
-    """An ASGI app that checks requests and passes them on.
-
-    Attributes:
-        responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
-        requests: name of a key → how many.
-        times: observe the path of a request and its seconds until the end; likewise until the first byte of the body.
-        running: requests at the moment.
-        own_key: for requests of the server itself.
-    """
+    """An ASGI app that checks requests and passes them on, and counts them for [`ServerMetrics`]."""
 
     def __init__(self, app: Any, settings: ServerSettings):
         self._app, self._settings, self._limits, self._buffered = app, settings, settings.limits, 0
-        self.responses: Counter[tuple[str, str, int]] = Counter()
-        self.requests: Counter[str] = Counter()
-        self.times: list[Callable[[str, float], None]] = []
-        self.running, self.own_key = 0, secrets.token_urlsafe(24)
+        self.responses: Counter[tuple[str, str, int]] = Counter()  # by method, path as declared in the app, and status
+        self.requests: Counter[str] = Counter()  # by the name of the key
+        self.seconds: Sequence[Histogram] = ()  # until the end, and until the first byte of the body; by path
+        self.running, self.own_key = 0, secrets.token_urlsafe(24)  # a key for requests of the server itself
         own = () if settings.api_key is None else (plain_key(settings.api_key),)
         given, self._own = (*own, *settings.api_keys), plain_key(self.own_key, "server")
         self._needs_key, self._keys = bool(given), KeyRing((*given, self._own))
@@ -46,7 +40,7 @@ class Guards:
         if scope["type"] != "http":  # no websockets
             return None
 
-        response = _Response(scope, send)
+        response = _Response(send)
         incoming = _IncomingBody(receive)
         self.running += 1
         try:
@@ -77,11 +71,11 @@ class Guards:
             self.responses[method, path, status] += 1
         if response.key:
             self.requests[response.key] += 1
-        for observe, value in zip(self.times, (seconds, response.first_byte), strict=False):
+        first = response.first_byte
+        for histogram, value in zip(self.seconds, (seconds, first), strict=False):
             if value is not None:
-                observe(path, value)
+                histogram.labels(path).observe(value)
         if self._settings.log is not None:
-            first = response.first_byte
             self._settings.log.write(
                 "request",
                 id=response.id,
@@ -144,19 +138,13 @@ class Guards:
 
 
 class _Response:
-    """The response of a request, as it is sent.
+    """The response of a request, as it is sent."""
 
-    Attributes:
-        id: of the request, in the header `x-request-id`.
-        key: name of the API key.
-        status: None before it is sent.
-        first_byte: seconds until the first byte of the body.
-        size: bytes of the body.
-        is_complete: all of it was sent.
-    """
-
-    def __init__(self, scope: dict, send: Any):
-        self.id, self.key, self.status, self.first_byte = f"req_{secrets.token_hex(16)}", None, None, None
+    def __init__(self, send: Any):
+        self.id = f"req_{secrets.token_hex(16)}"  # of the request, in the header `x-request-id`
+        self.key: str | None = None  # name of the API key
+        self.status: int | None = None
+        self.first_byte: float | None = None  # seconds until the first byte of the body
         self.size, self.is_complete, self._send, self._begin = 0, False, send, time.monotonic()
 
     def seconds(self) -> float:
@@ -177,16 +165,11 @@ class _Response:
 
 
 class _IncomingBody:
-    """The pieces of a request's body.
-
-    Attributes:
-        held: bytes that are kept in memory.
-        is_over: nothing comes any more.
-        has_gone: the client has closed the connection.
-    """
+    """The pieces of a request's body."""
 
     def __init__(self, receive: Any):
-        self._receive, self.held, self.is_over, self.has_gone = receive, 0, False, False
+        self._receive, self.held = receive, 0  # bytes that are kept in memory
+        self.is_over = self.has_gone = False  # nothing comes any more; the client has closed the connection
 
     async def next(self) -> bytes:
         message = await self._receive()

@@ -16,7 +16,7 @@ from hf_recurrent.server.routes.completions import Completion, begin_choices, ch
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import CompletionRequest
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
+from hf_recurrent.server.routes.structured_outputs import text_constraint
 
 
 def openai_routes(served: ServedModel) -> APIRouter:
@@ -46,13 +46,11 @@ def openai_routes(served: ServedModel) -> APIRouter:
         completion = chat_as_completion(served, body)
         prompt = chat_prompt(served, [message.for_template() for message in body.messages], tools.definitions)
         check_completion(served, completion, [prompt.tokens])
-        constraint = await tools_constraint(served, tools, body.response_format)
-        constraint = constraint or await format_constraint(served, body.response_format)
-        found = await begin_choices(
+        constraint = await text_constraint(served, body.response_format, tools=tools)
+        choices, readers = await begin_choices(
             served, completion, [prompt.tokens], request, prompt.ends, chat_logprobs, constraint=constraint
         )
-        answer = ChatCompletion(completion, found[0], [prompt.tokens], found[1])
-        answer.may_call = tools.may_call
+        answer = ChatCompletion(completion, choices, [prompt.tokens], readers, tools.may_call)
         return await respond(served, answer, request)
 
     @routes.post("/completions", response_model=None)
@@ -60,7 +58,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         check_name(served, body.model)
         prompts = _prompts(served, body)
         check_completion(served, body, prompts)
-        constraint = await format_constraint(served, body.response_format)
+        constraint = await text_constraint(served, body.response_format)
         choices, readers = await begin_choices(served, body, prompts, request, constraint=constraint)
         return await respond(served, Completion(body, choices, prompts, readers), request)
 
@@ -85,8 +83,5 @@ def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
 def _tokens(served: ServedModel, prompt: str | list[int]) -> np.ndarray:
     if isinstance(prompt, str):
         return served.encode(prompt, "prompt")
-    if wrong := next((token for token in prompt if not 0 <= token < served.vocab_size), None):
-        known = served.vocab_size
-        message = f"`prompt` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
-        raise ApiError(400, message, "prompt", "invalid_value")
+    served.check_tokens("prompt", prompt)
     return np.array(prompt, dtype=np.int64)

@@ -1,10 +1,13 @@
 """Clients: their keys, their shares, and which of them may start from each other's texts."""
 
 import json
+from collections.abc import Sequence
 
+import numpy as np
 from fastapi import Request
 
-from hf_recurrent.server.routes.settings import ServerSettings
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.text_hashes import TextHashes
 
 
 def owner(request: Request) -> str:
@@ -17,10 +20,14 @@ def api_key(request: Request) -> bytes:
     return request.headers.get("authorization", "").partition(" ")[2].strip().encode()
 
 
-def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | None) -> bytes | None:
-    """The salt of the hashes of a client's texts: clients share states if it is the same. None to share none."""
-    key = api_key(request).decode()
+def text_hashes(
+    served: ServedModel, request: Request, cache_salt: str | None, tokens: np.ndarray, ends: Sequence[int]
+) -> TextHashes | None:
+    """Hashes of a client's text, under which its states are found and stored; None to do neither."""
+    settings, key = served.settings, api_key(request).decode()
     # Strangers without a key cannot be told apart.
-    if settings.is_public and not (settings.shares_prefixes or key or cache_salt):
+    is_stranger = settings.is_public and not (settings.shares_prefixes or key or cache_salt)
+    if is_stranger or served.scheduler.reuse is None:
         return None
-    return json.dumps(["" if settings.shares_prefixes else key, cache_salt or ""]).encode()
+    salt = json.dumps(["" if settings.shares_prefixes else key, cache_salt or ""]).encode()
+    return TextHashes(tokens, salt, ends)

@@ -6,11 +6,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from hf_recurrent.server.routes.chat_schemas import CalledFunction, Choice, Function, as_parts, template_call
 from hf_recurrent.server.routes.schemas import (
+    ANY_OBJECT,
     MOST_TOKENS,
     Body,
-    JsonSchema,
+    Name,
     PieceOptions,
-    ResponseFormat,
     TextRequest,
     TopLogprobs,
 )
@@ -76,7 +76,7 @@ class TextFormat(Body):
     """`text.format`: a [`ResponseFormat`] without a level."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
+    name: Name | None = None
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     description: str | None = None
     strict: bool | None = None
@@ -88,11 +88,9 @@ class TextFormat(Body):
         return self
 
     @property
-    def as_format(self) -> ResponseFormat:
-        """The same as in chats."""
-        if self.type != "json_schema":
-            return ResponseFormat(type=self.type)
-        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name, schema=self.schema_))
+    def schema(self) -> dict[str, Any] | bool | None:
+        """As [`ResponseFormat.schema`]."""
+        return self.schema_ if self.type == "json_schema" else ANY_OBJECT if self.type == "json_object" else None
 
 
 class TextOptions(Body):

@@ -14,13 +14,12 @@ from hf_recurrent.server.response_store import StoredResponse
 from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt, checked_tools
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.openai_api import check_name
-from hf_recurrent.server.routes.prefix_scopes import api_key, owner, prefix_salt
+from hf_recurrent.server.routes.prefix_scopes import api_key, owner, text_hashes
 from hf_recurrent.server.routes.response_progress import ResponseProgress
 from hf_recurrent.server.routes.response_schemas import InputItem, ResponsesRequest
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
-from hf_recurrent.server.text_hashes import TextHashes
+from hf_recurrent.server.routes.structured_outputs import text_constraint
 
 
 def responses_routes(served: ServedModel) -> APIRouter:
@@ -136,23 +135,17 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     most = served.settings.limits.most_tokens(body.logprobs is not None)
     limit = body.max_output_tokens or most
     served.check_limit("max_output_tokens", limit, most)
-    wanted = body.text.format.as_format if body.text and body.text.format else None
-    constraint = await tools_constraint(served, tools, wanted) or await format_constraint(
-        served, wanted, "text.format"
-    )
-    salt = prefix_salt(served.settings, request, body.cache_salt)
-    text = TextHashes(prompt.tokens, b"" if salt is None else salt, prompt.ends)
+    wanted = body.text and body.text.format
+    text = text_hashes(served, request, body.cache_salt, prompt.tokens, prompt.ends)
     is_continued = known is not None and prompt.text.startswith(known.text)
-    kept = None if served.scheduler.reuse is None or salt is None else text
-    known_state = await served.known_state(kept, before.known if is_continued else None)
     job = served.job(
         prompt.tokens,
         body,
-        constraint=constraint,
+        constraint=await text_constraint(served, wanted, "text.format", tools),
         max_new_tokens=limit,
         output_scores=body.logprobs,
-        text=kept,
-        known=known_state,
+        text=text,
+        known=await served.known_state(text, before.known if is_continued else None),
         owner=owner(request),
     )
     return _Turn(served, body, key, messages, prompt, job, tools.may_call)

@@ -109,7 +109,6 @@ class JobsResponse(StreamingResponse):
     """Server-sent events of JSON, whose jobs end with the stream, also when the client has gone.
 
     Args:
-        running: jobs that were submitted.
         interval: seconds from sent results to the next update, at least.
         take: the objects of the new results; its argument is True in the last update.
     """
