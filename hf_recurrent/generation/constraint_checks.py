@@ -46,8 +46,7 @@ _TYPES = {
 def checked_pattern(pattern: str, name: str = "pattern") -> str:
     """The expression in the form that the library reads as `re.fullmatch(pattern, text, re.ASCII)` does.
 
-    Raises:
-        ValueError: the expression is invalid, or has an anchor within it or an escape that is not supported.
+    Raises a ValueError if it is invalid, or has an anchor within it or an escape that is not supported.
     """
     try:
         re.compile(pattern, re.ASCII)

@@ -26,11 +26,7 @@ CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class Vocabulary:
-    """The bytes of every token id, as grammars see them.
-
-    Args:
-        tokens: V byte strings; an empty one is never a part of a text.
-    """
+    """The bytes of every token id, as grammars see them; a token without bytes is never a part of a text."""
 
     def __init__(self, tokens: Sequence[bytes]):
         self.tokens = list(tokens)
@@ -147,11 +143,7 @@ class ConstraintPosition:
         self._after: dict[int, ConstraintPosition] = {}
 
     def allowed(self) -> torch.Tensor:
-        """(V,) bool, the tokens that may follow.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """(V,) bool, the tokens that may follow; raises a ValueError if there is none."""
         if self._allowed is None:
             allowed = self._constraint.mask(self._matcher, self._text)
             if not allowed.any():
@@ -175,8 +167,7 @@ class ConstraintPosition:
 class Follower:
     """One text that grows: its matcher advances in place; a position forks it, which takes ten times as long.
 
-    Attributes:
-        has_ended: the end token was added.
+    It `has_ended` when the end token was added.
     """
 
     def __init__(self, constraint: Constraint, matcher: Any):
@@ -249,7 +240,7 @@ class ToolCallConstraint(Constraint):
     """New text may call tools, with arguments that are valid against their schemas.
 
     A call is `<tool_call>`, a line with `{"name": NAME, "arguments": OBJECT}`, and `</tool_call>`, as in many chat
-    templates.
+    templates. Raises as [`JsonSchemaConstraint`].
 
     Args:
         tools: the schema of the arguments of each tool, by name.
@@ -257,10 +248,6 @@ class ToolCallConstraint(Constraint):
         is_single: the text ends after its first call.
         end_token_id: the end token.
         vocabulary: of the model.
-
-    Raises:
-        ImportError: xgrammar is not installed.
-        ValueError: a schema is invalid, has a keyword that cannot be enforced, or nothing is valid against it.
     """
 
     def __init__(

@@ -20,13 +20,7 @@ Restriction = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
 class ModelDraft(UnreadText):
-    """A model that proposes one token after another from its own state.
-
-    Args:
-        reader: of the model.
-        state: of the text before the prompt; the zero state by default.
-        choice: how tokens are chosen.
-    """
+    """A model that proposes one token after another from its own state, which begins before the prompt."""
 
     def __init__(self, reader: StateReader, state: RecurrentState | None, choice: GreedyChoice):
         super().__init__(reader, state)

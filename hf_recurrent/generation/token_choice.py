@@ -37,10 +37,6 @@ class SampledChoice(GreedyChoice):
 
     `verify` is the rejection sampling of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023: each kept token is
     distributed as if the model itself had drawn it, whatever the draft.
-
-    Args:
-        sampling: temperature, top-k and top-p.
-        generator: of the random numbers; torch's global one by default.
     """
 
     def __init__(self, sampling: Sampling, generator: torch.Generator | None = None):

@@ -23,14 +23,11 @@ _SPACING, _BYTES_PER_TOKEN = 512, 128
 
 
 class PrefixReuse:
-    """Starts jobs at the longest stored beginning of their text, and stores states while they run.
-
-    Attributes:
-        tokens: number that was not read again.
-    """
+    """Starts jobs at the longest stored beginning of their text, and stores states while they run."""
 
     def __init__(self, store: PrefixStore, steps: ModelSteps, shared: SharedPrefixes | None = None):
-        self.store, self._steps, self.shared, self.tokens = store, steps, shared, 0
+        self.store, self._steps, self.shared = store, steps, shared
+        self.tokens = 0  # that were not read again
         # Equal distances would make the states of a growing cache quadratic in the length of its text.
         self._spacing = sys.maxsize if store.grows else _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
@@ -44,14 +41,14 @@ class PrefixReuse:
         if request.text is None or request.start is not None:
             return
         last = len(request.tokens) - 1
+        if request.scores is None:
+            found, known = self.store.find(request.text, last), request.known
+            if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
+                found = known
+                self.store.put(request.text, request.text.key(known[0]), known[1])
+            if found is not None:
+                self._skip(progress, *found)
         lengths = self._lengths(request.text, last)
-        found = None if request.scores is not None else self.store.find(request.text, last)
-        known = None if request.scores is not None else request.known
-        if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
-            found = known
-            self.store.put(request.text, request.text.key(known[0]), known[1])
-        if found is not None:
-            self._skip(progress, *found)
         progress.keep_at = deque(request.text.key(length) for length in lengths if length > progress.fed)
 
     def may_read(self, progress: Progress) -> bool:
@@ -86,13 +83,9 @@ class PrefixReuse:
             progress.before_stop = len(output) - 1, state()
 
     def end(self, progress: Progress, state: RecurrentState, is_ended: bool, stop: int) -> None:
-        """Store the state after an answer.
+        """Store the state after an answer, which has not read the end token, or lacks the last one.
 
-        Args:
-            progress: of a job that has generated.
-            state: of its text.
-            is_ended: the text has an end token, which the state has not read; otherwise, it lacks the last token.
-            stop: tokens of the stop sequence at the end of the output.
+        `stop` is the number of tokens of the stop sequence at the end of the output.
         """
         job = progress.job
         text, output = job.request.text, job.output

@@ -18,9 +18,7 @@ _SHORTEST_LIFE = 1.0  # seconds; a process that lived shorter is restarted after
 class Processes:
     """The parent of processes.
 
-    Args:
-        count: how many.
-        run: serves until SIGTERM; it is called in each process, with a function to call once it accepts requests.
+    `run` serves until SIGTERM; it is called in each process, with a function to call once it accepts requests.
     """
 
     def __init__(self, count: int, run: Callable[[Callable[[], None]], None]):
@@ -31,8 +29,7 @@ class Processes:
     def serve(self, report: Callable[[], None]) -> None:
         """Run all until SIGINT or SIGTERM; `report` is called once all accept requests.
 
-        Raises:
-            RuntimeError: a process has ended before it accepted requests; its error is on standard error.
+        Raises a RuntimeError if a process has ended before that; its error is on standard error.
         """
         for name in _STOPS:
             signal.signal(name, self._stop)

@@ -14,28 +14,18 @@ from hf_recurrent.generation.sampling import Sampling
 
 @dataclass(frozen=True)
 class LogitChanges:
-    """Changes of the logits of a text that depend on its tokens, before its sampling.
+    """Changes of the logits of a text that depend on its tokens, before its sampling."""
 
-    Args:
-        presence_penalty: subtracted from the logits of generated tokens.
-        frequency_penalty: subtracted from these logits once for every time that the token was generated.
-        repetition_penalty: of `generate()`: divides positive logits of tokens read or generated, multiplies negative
-            ones.
-        logit_bias: pairs of a token and what is added to its logit.
-    """
-
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0  # subtracted from the logits of generated tokens
+    frequency_penalty: float = 0.0  # subtracted from these once for every time that the token was generated
+    repetition_penalty: float = 1.0  # as in `generate()`, for tokens read or generated
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
 
 
 class TokenSource:
     """The sampling of one row, and its random numbers: as in `generate()` after `torch.manual_seed(seed)`.
 
-    Args:
-        vocab_size: V; needed for changes.
-        constraint: of the text; it applies after the changes.
+    Changes need the size of the vocabulary, V. A constraint applies after them.
     """
 
     def __init__(
@@ -101,9 +91,7 @@ class TokenSource:
 def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[int | None]:
     """The next token of each row; None where the probabilities are NaN or a constraint allows no token.
 
-    Args:
-        logits: (B, V), on the CPU; not changed.
-        sources: of the B rows.
+    The logits (B, V) are on the CPU, and not changed.
     """
     rows_of: dict[Sampling, list[int]] = {}
     for row, source in enumerate(sources):

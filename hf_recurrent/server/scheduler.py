@@ -58,15 +58,12 @@ class Scheduler:
     """Runs jobs until it is closed.
 
     Args:
-        steps: the model.
-        store: of the sessions.
         reuse: of states of earlier texts; None to read each text from its beginning.
         learner: learns from the text that sessions marked for it read; None for a model that does not change.
-        responses: stored ones; only kept here for the routes.
+        responses: only kept here for the routes.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
         max_rows: texts that generate at a time; more take turns.
-        max_jobs: jobs at a time.
     """
 
     def __init__(
@@ -114,13 +111,7 @@ class Scheduler:
         return future
 
     def submit(self, job: Job) -> Future:
-        """Begin a job; the future has a result once it is accepted.
-
-        Raises, in the future:
-            UnknownSession, SessionBusy: from [`SessionStore.acquire`].
-            TooMany: the limit of jobs is reached.
-            NothingToContinue: the text is empty.
-        """
+        """Begin a job; the future has a result once it is accepted, or the error of why it is not."""
         return self.call(self._admit, job)
 
     def stop(self, session_id: str) -> bool:
@@ -324,10 +315,7 @@ class Scheduler:
             self._last_commit = now
         is_held = self.store.is_on_disk and not is_due
         released = [progress for progress in self._batch.rows if progress.session is None]
-        durable = [
-            row for row, progress in enumerate(self._batch.rows) if progress.session is not None and not is_held
-        ]
-        rows = {row: self._batch.rows[row] for row in durable}
+        rows = {row: each for row, each in enumerate(self._batch.rows) if each.session is not None and not is_held}
         try:
             self.store.journal(
                 (progress.session, progress.job.output[progress.journaled :], partial(self._batch.snapshot, row))
@@ -337,7 +325,7 @@ class Scheduler:
         except Exception as error:
             for progress in rows.values():
                 self._fail(progress, error)
-            self._batch.remove(durable)
+            self._batch.remove(rows)
         for progress in released:
             job = progress.job
             progress.journaled = len(job.output)

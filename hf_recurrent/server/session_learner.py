@@ -26,23 +26,15 @@ _MOST_STREAMS = 16  # sessions whose sensitivities are in memory
 
 
 class SessionLearner:
-    """Learns from the texts of many sessions. One thread uses it.
+    """Learns from the texts of many sessions; writes checkpoints in a directory. One thread uses it.
 
     A session that was on disk, forked or rewound, or that generated, begins again with sensitivities of zero.
-
-    Args:
-        learner: of the model.
-        directory: where checkpoints are written, as checkpoint-BYTES.
-        save_every: bytes between two checkpoints.
-
-    Attributes:
-        failures: texts whose loss or gradient was NaN or infinite; nothing was learned from them.
     """
 
     def __init__(self, learner: OnlineLearner, directory: Path, *, save_every: int = 100_000):
         self._learner, self._directory, self._save_every = learner, Path(directory), save_every
         self._streams: OrderedDict[str, tuple[LearnerStream, int]] = OrderedDict()
-        self.failures = 0
+        self.failures = 0  # texts whose loss or gradient was NaN or infinite; nothing was learned from them
         known = self._directory / _WEIGHTS_FILE
         self._known_weights = set(read_json(known)) if known.is_file() else set()
         if not self.checkpoints():
@@ -90,11 +82,7 @@ class SessionLearner:
         return [Path(path).name for path in list_checkpoints(self._directory)]
 
     def save(self) -> str:
-        """Write a checkpoint; returns its name.
-
-        Raises:
-            OSError: it cannot be written; earlier ones are unchanged.
-        """
+        """Write a checkpoint; returns its name. If that fails, earlier ones are unchanged."""
         name = f"checkpoint-{self._learner.bytes_read}"
         self._saved_at = self._learner.bytes_read
         self._learner.save(self._directory / name)
@@ -106,8 +94,7 @@ class SessionLearner:
     def unlearn(self, name: str) -> None:
         """Go back to the weights and the optimizer of a checkpoint. Sessions keep their states.
 
-        Raises:
-            ValueError: there is no such checkpoint, or it is damaged.
+        Raises a ValueError if there is no such checkpoint, or it is damaged.
         """
         if name not in self.checkpoints():
             raise ValueError(f"`checkpoint` is {name!r:.80}; it must be one of {', '.join(self.checkpoints())}.")

@@ -94,11 +94,7 @@ class SessionStore:
         return list(islice(found, limit))
 
     def add(self, session: Session) -> Session:
-        """Keep a new session.
-
-        Raises:
-            TooMany: the limit of sessions and marks is reached.
-        """
+        """Keep a new session; raises TooMany if the limit of sessions and marks is reached."""
         self._check_room(1 + len(session.marks))
         if self._database:
             self._database.write(session)

@@ -132,12 +132,9 @@ def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
 
 
 def run_server(served: ServedModel, listener: socket.socket, report: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM, and close the socket.
 
-    Args:
-        served: the model.
-        listener: of [`listen`]; it is closed at the end.
-        report: called once the first requests would be answered without delay.
+    `report` is called once the first requests would be answered without delay.
     """
     app = build_app(served)
     asyncio.run(_warm_up(app, served))

@@ -18,11 +18,7 @@ from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
 def checked_tools(functions: list[Function], body: ChatRequest | ResponsesRequest) -> Tools:
-    """The tools of a request.
-
-    Raises:
-        ApiError: the choice does not go with the tools.
-    """
+    """The tools of a request; raises an ApiError if the choice does not go with them."""
     try:
         return Tools(functions, body.tool_choice, body.parallel_tool_calls)
     except ValueError as error:
@@ -31,11 +27,7 @@ def checked_tools(functions: list[Function], body: ChatRequest | ResponsesReques
 
 
 def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequest:
-    """The completion of a chat's prompt.
-
-    Raises:
-        ApiError: `top_logprobs` without `logprobs`.
-    """
+    """The completion of a chat's prompt."""
     names = (*SamplingFields.model_fields, "n", "stream", "stream_options", "cache_salt")
     shared = {name: getattr(body, name) for name in names}
     if body.top_logprobs is not None and not body.logprobs:
@@ -66,9 +58,7 @@ def chat_prompt(
     """The prompt for an answer to messages, as templates have them, which are the argument `param`.
 
     Where the text begins with the `known` one of an earlier turn and its answer, it keeps the tokens of that text.
-
-    Raises:
-        ApiError: there is no chat template, or it refuses the messages.
+    Raises an ApiError if there is no chat template, or it refuses the messages.
     """
     tokenizer, name = served.tokenizer, served.settings.name
     if not getattr(tokenizer, "chat_template", None):

@@ -127,11 +127,7 @@ Choice = Annotated[Any, BeforeValidator(as_tool_choice)]
 
 
 class Tools:
-    """The tools of a request.
-
-    Raises:
-        ValueError: the choice is none of the functions.
-    """
+    """The tools of a request; raises a ValueError if the choice is none of the functions."""
 
     def __init__(self, functions: list[Function], choice: ToolChoice | None, is_parallel: bool | None):
         self.choice, self.is_parallel = choice or ToolChoice("auto"), is_parallel is not False

@@ -13,12 +13,7 @@ from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
 class ResponseProgress:
-    """A response in progress.
-
-    Attributes:
-        id: of the response.
-        text: of the answer so far.
-    """
+    """A response in progress: its id, and the text of the answer so far."""
 
     def __init__(self, served: ServedModel, body: ResponsesRequest, job: Job, prompt_tokens: int, may_call: bool):
         self.id, self.text, self._body, self._job = f"resp_{secrets.token_urlsafe(24)}", "", body, job

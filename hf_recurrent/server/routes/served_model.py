@@ -84,11 +84,7 @@ class ServedModel:
         return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
-        """The tokens of a text. Chat templates and sessions write a begin token themselves; a `prompt` gets one.
-
-        Raises:
-            ApiError: it is not valid Unicode, or the alphabet of the model lacks a byte.
-        """
+        """The tokens of a text. Chat templates and sessions write a begin token themselves; a `prompt` gets one."""
         options = {} if self.has_bytes else {"begins": param == "prompt"}
         try:
             return self.tokenizer.encode_bytes(text.encode() if isinstance(text, str) else text, **options)

@@ -26,8 +26,7 @@ async def text_constraint(
 ) -> Constraint | None:
     """The constraint of a text that may call tools, or has the form of the argument `param`; None for a free text.
 
-    Raises:
-        ApiError: a schema cannot be enforced, the library is missing, or tools and form do not go together.
+    Raises an ApiError if a schema cannot be enforced, the library is missing, or tools and form do not go together.
     """
     if tools is None or not tools.may_call:
         schema = None if wanted is None else wanted.schema
@@ -65,11 +64,7 @@ def _compiled(kind: type[Constraint], text: str, vocabulary: Vocabulary, end: in
 
 
 def _checked(schema: Any) -> str:
-    """A schema as JSON, if it is not too large to compile.
-
-    Raises:
-        ValueError: it is.
-    """
+    """A schema as JSON; raises a ValueError if it is too large to compile."""
     text = json.dumps(schema)
     if len(text) > _MOST_BYTES:
         raise ValueError(f"it has {len(text)} bytes as JSON; at most {_MOST_BYTES} are allowed.")
