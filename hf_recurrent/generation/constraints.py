@@ -261,7 +261,9 @@ class ToolCallConstraint(Constraint):
         tags = []
         for name, schema in tools.items():
             check_schema(schema, f"{name}.parameters")
-            content = {"type": "grammar", "grammar": _json_grammar(schema, f"{name}.parameters")}
+            with _sentences(f"`{name}.parameters` cannot be compiled"):
+                grammar = _xgrammar().Grammar.from_json_schema(json.dumps(schema), any_whitespace=False)
+            content = {"type": "grammar", "grammar": str(grammar)}
             begin = f'{CALL_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
             tags.append({"type": "tag", "begin": begin, "content": content, "end": f"}}\n{CALL_END}"})
         rule = {"type": "triggered_tags", "triggers": [CALL_BEGIN], "tags": tags}
@@ -269,12 +271,6 @@ class ToolCallConstraint(Constraint):
         text = json.dumps({"type": "structural_tag", "format": rule})
         grammar = _compile("the tools cannot be compiled", "compile_structural_tag", text, vocabulary)
         super().__init__(grammar, "the tools", end_token_id, ord(" "), vocabulary, is_whole=is_required)
-
-
-def _json_grammar(schema: dict[str, Any], name: str) -> str:
-    """The text of a grammar for values that are valid against a schema."""
-    with _sentences(f"`{name}` cannot be compiled"):
-        return str(_xgrammar().Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
 
 
 def _compile(problem: str, method: str, text: str, vocabulary: Vocabulary = BYTES, **options: Any) -> Any:

@@ -4,7 +4,7 @@ Shape letters: B streams, T steps, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -107,11 +107,13 @@ class StateReader:
         return chained and Reading(chained[0][0], _StatesOfSteps(chained[1], steps))
 
 
+@dataclass
 class UnreadText:
     """A text whose last tokens its model has not read, at least one once the first was chosen."""
 
-    def __init__(self, reader: StateReader, state: RecurrentState | None):
-        self.reader, self.state, self.unread = reader, state, []  # the state before the unread tokens
+    reader: StateReader
+    state: RecurrentState | None  # before the unread tokens
+    unread: list[int] = field(default_factory=list, init=False)
 
     def pending_state(self) -> RecurrentState | None:
         """The state after all tokens but the last."""

@@ -188,17 +188,16 @@ def continue_texts(
         **generation_arguments,
     )
     end = model.generation_config.eos_token_id
-    generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
-    ended = [bool(len(ids)) and int(ids[-1]) in end_token_list(end) for ids in generated]
-    after = output.pending_state
     state = {name: tensor.clone() for name, tensor in text.state.items()}
     pending = list(text.pending)
     for place, row in enumerate(rows):
-        new[row] = generated[place]
-        pending[row] = None if ended[place] else int(generated[place][-1])
+        new[row] = until_end(output.sequences[place, 1:].cpu(), end)
+        last = int(new[row][-1])
+        has_ended = last in end_token_list(end)
+        pending[row] = None if has_ended else last
         for name, tensor in state.items():
             # After the end token, a new episode begins with a zero state.
-            tensor[row] = 0 if ended[place] else after[name][place]
+            tensor[row] = 0 if has_ended else output.pending_state[name][place]
     return new, TextState(state, pending)
 
 

@@ -71,10 +71,10 @@ class PrefixReuse:
     def after_slice(self, progress: Progress) -> None:
         """Store the state of a text if it is at one of the planned places."""
         if progress.keep_at and progress.fed == progress.keep_at[0].length:
-            key = progress.keep_at.popleft()
-            self._let_others_read(key, progress)
-            self._share(key, self.store.put(progress.job.request.text, key, progress.snapshot.state))
-            progress.job.known = key.length, progress.snapshot.state
+            self.drop(progress)
+            key, state = progress.keep_at.popleft(), progress.snapshot.state
+            self._put(progress.job.request.text, key, state)
+            progress.job.known = key.length, state
 
     def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
         """Remember the state before the last generated token if that may begin a stop sequence."""
@@ -92,24 +92,21 @@ class PrefixReuse:
         # A text that begins with the model's own end token is another one than the client's.
         if not self._steps.keeps_answers or text is None or job.prefix or not (output or is_ended):
             return
-        job.known = len(text) + len(output) - (not is_ended), state
-        self._put(text.followed_by(output if is_ended else output[:-1]), state)
+        whole = text.followed_by(output if is_ended else output[:-1])
+        job.known = len(whole), state
+        self._put(whole, whole.key(len(whole)), state)
         if stop > 1 and progress.before_stop is not None and progress.before_stop[0] == len(output) - stop:
-            self._put(text.followed_by(output[:-stop]), progress.before_stop[1])
+            self._put(whole, whole.key(len(text) + len(output) - stop), progress.before_stop[1])
 
     def drop(self, progress: Progress) -> None:
-        """A job reads no more."""
-        if progress.keep_at:
-            self._let_others_read(progress.keep_at[0], progress)
+        """Let others read the next tokens of a job."""
+        if progress.keep_at and self._readers.get(progress.keep_at[0].whole) is progress:
+            del self._readers[progress.keep_at[0].whole]
 
     def close(self) -> None:
         self.store.close()
         if self.shared is not None:
             self.shared.close()
-
-    def _share(self, key: PrefixKey, data: bytes | None) -> None:
-        if self.shared is not None and data is not None:
-            self.shared.put(key, data)
 
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
         """Lengths at which states of a text of `last` tokens are stored: its ends, and growing distances."""
@@ -126,11 +123,9 @@ class PrefixReuse:
         progress.job.cached_tokens += skipped
         self.tokens += skipped
 
-    def _let_others_read(self, key: PrefixKey, progress: Progress) -> None:
-        if self._readers.get(key.whole) is progress:
-            del self._readers[key.whole]
-
-    def _put(self, text: TextHashes, state: RecurrentState) -> None:
-        if len(text) >= self._steps.shortest_prefix:
-            key = text.key(len(text))
-            self._share(key, self.store.put(text, key, state))
+    def _put(self, text: TextHashes, key: PrefixKey, state: RecurrentState) -> None:
+        """Store the state after the first tokens of a text, whose key this is."""
+        if key.length >= self._steps.shortest_prefix:
+            data = self.store.put(text, key, state)
+            if self.shared is not None and data is not None:
+                self.shared.put(key, data)

@@ -54,40 +54,27 @@ class TimeIsUp(RuntimeError):
     """A job was not done in its time."""
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """Runs jobs until it is closed.
+    """Runs jobs until it is closed."""
 
-    Args:
-        reuse: of states of earlier texts; None to read each text from its beginning.
-        learner: learns from the text that sessions marked for it read; None for a model that does not change.
-        responses: only kept here for the routes.
-        begin_token: read at the beginning of an empty text before it is continued; None where there is none.
-        end_tokens: tokens that end a text.
-        max_rows: texts that generate at a time; more take turns.
-    """
+    steps: ModelSteps
+    store: SessionStore
+    reuse: PrefixReuse | None = None  # of states of earlier texts; None to read each text from its beginning
+    learner: SessionLearner | None = None  # from the text that sessions marked for it read
+    responses: ResponseStore | None = None  # only kept here for the routes
+    begin_token: int | None = None  # read at the beginning of an empty text before it is continued
+    end_tokens: frozenset[int] = frozenset()  # that end a text
+    max_rows: int = 128  # texts that generate at a time; more take turns
+    max_jobs: int = 512
 
-    def __init__(
-        self,
-        steps: ModelSteps,
-        store: SessionStore,
-        *,
-        reuse: PrefixReuse | None = None,
-        learner: SessionLearner | None = None,
-        responses: ResponseStore | None = None,
-        begin_token: int | None = None,
-        end_tokens: frozenset[int] = frozenset(),
-        max_rows: int = 128,
-        max_jobs: int = 512,
-    ):
-        self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
-        self.reuse, self.responses = reuse, responses
-        self._begin_token, self.end_tokens = begin_token, end_tokens
-        self._max_rows, self._max_jobs = max_rows, max_jobs
+    def __post_init__(self) -> None:
+        self.counts = Counts()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
         self._reading = FairQueue()
         self._waiting = FairQueue()  # for a row
-        self._batch = Batch(steps)
+        self._batch = Batch(self.steps)
         self._last_commit = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -177,17 +164,17 @@ class Scheduler:
     def _admit(self, job: Job) -> None:
         request = job.request
         to_read = len(request.tokens) + sum(len(other.job.request.tokens) for other in self._reading)
-        if len(self._all_jobs()) >= self._max_jobs or to_read > _MOST_WAITING:
+        if len(self._all_jobs()) >= self.max_jobs or to_read > _MOST_WAITING:
             raise TooMany("The server is busy: too many requests wait; try again later.")
         session = None if request.session_id is None else self.store.acquire(request.session_id)
         origin = session.snapshot if session else request.start or Snapshot(self.store.zero)
         if not len(request.tokens) and origin.pending is None and request.max_new_tokens:
-            if self._begin_token is None:
+            if self.begin_token is None:
                 if session is not None:
                     self.store.release(session, origin)
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
-            origin = replace(origin, pending=self._begin_token)
-            job.prefix = [self._begin_token]
+            origin = replace(origin, pending=self.begin_token)
+            job.prefix = [self.begin_token]
             request.source.read(job.prefix)
         progress = Progress(job, session, origin, origin)
         if self.reuse is not None:
@@ -221,7 +208,7 @@ class Scheduler:
             left -= max(progress.fed - before, 1)
 
     def _fill_rows(self) -> None:
-        free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
+        free = min(self.max_rows - len(self._batch.rows), len(self._waiting))
         if free > 0:
             new, now = self._waiting.first(free), time.monotonic()
             for progress in new:
@@ -233,7 +220,7 @@ class Scheduler:
     def _end_turns(self, now: float) -> None:
         """Make room for texts that wait; all generated tokens must be durable."""
         over = [row for row, each in enumerate(self._batch.rows) if now - each.turn_began >= _TURN_SECONDS]
-        missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
+        missing = len(self._waiting) - (self.max_rows - len(self._batch.rows))
         if over and missing > 0:
             over.sort(key=lambda row: self._batch.rows[row].turn_began)
             for progress in self._batch.end_turns(over[:missing]):

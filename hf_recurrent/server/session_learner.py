@@ -5,7 +5,6 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +63,7 @@ class SessionLearner:
         own, self._learner.stream = self._learner.stream, stream
         try:
             with torch.enable_grad():
-                self._learner.read(self._bytes(tokens))
+                self._learner.read(self._learner.tokenizer.decode_bytes(np.array(tokens)))
         except NonFiniteLossError as error:
             self.failures += 1
             _log.warning("Nothing was learned from a text: %s", error)
@@ -111,7 +110,3 @@ class SessionLearner:
         if found not in self._known_weights:
             self._known_weights.add(found)
             write_json(sorted(self._known_weights), self._directory / _WEIGHTS_FILE)
-
-    def _bytes(self, tokens: Sequence[int]) -> bytes:
-        tokenizer: Any = self._learner.tokenizer
-        return bytes(tokens) if tokenizer is None else tokenizer.decode_bytes(np.array(tokens))

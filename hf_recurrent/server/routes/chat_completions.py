@@ -105,11 +105,10 @@ class ChatCompletion(Completion):
                 yield self.json([{"index": index, "delta": role, "finish_reason": None}])
         options = self.body.stream_options
         for found in super().take(is_last):
+            (choice,) = found["choices"] or [None]
             # The beginning of a call is not text.
-            is_empty = any(
-                choice["delta"] == {"content": ""} and not choice["logprobs"] for choice in found["choices"]
-            )
-            if not is_empty or found["choices"][0]["finish_reason"] or (options and options.every_token):
+            is_empty = choice and choice["delta"] == {"content": ""} and not choice["logprobs"]
+            if not is_empty or choice["finish_reason"] or (options and options.every_token):
                 yield found
 
     def __post_init__(self) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from prometheus_client import Histogram
+from starlette.datastructures import Headers
 
 from hf_recurrent.server.routes.api_keys import ApiKey, KeyRing, plain_key
 from hf_recurrent.server.routes.errors import ApiError, error_response
@@ -40,17 +41,16 @@ class Guards:
         if scope["type"] != "http":  # no websockets
             return None
 
-        response = _Response(send)
-        incoming = _IncomingBody(receive)
+        response, incoming, headers = _Response(send), _IncomingBody(receive), Headers(scope=scope)
         self.running += 1
         try:
             with ExitStack() as stack:
-                self._check_host(scope)
-                key = self._key(scope)
+                self._check_host(headers)
+                key = self._key(headers, scope["path"])
                 if key is not None:
                     response.key = scope["key_name"] = key.name
                     stack.enter_context(self._keys.request(key))
-                body = await self._read_body(scope, incoming)
+                body = await self._read_body(headers, incoming)
                 if body is None:  # the client has gone
                     return None
                 await self._app(scope, _replayed(body, receive), response.send)
@@ -89,32 +89,31 @@ class Guards:
                 is_complete=response.is_complete,
             )
 
-    def _check_host(self, scope: dict) -> None:
+    def _check_host(self, headers: Headers) -> None:
         hosts = self._settings.hosts
         if hosts is None:
             return
-        host = next(_headers(scope, b"host"), b"").decode("latin-1")
+        host, origin = headers.get("host", ""), headers.get("origin")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name not in hosts:
             raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
-        origin = next(_headers(scope, b"origin"), None)
-        named = "" if origin is None else origin.decode("latin-1")
-        is_allowed = "*" in self._settings.cors or named in self._settings.cors
-        if origin is not None and not is_allowed and named.partition("://")[2] != host:
+        if origin is None or "*" in self._settings.cors or origin in self._settings.cors:
+            return
+        if origin.partition("://")[2] != host:
             raise ApiError(403, "The `Origin` header names another site; pages of other sites have no access.")
 
-    def _key(self, scope: dict) -> ApiKey | None:
+    def _key(self, headers: Headers, path: str) -> ApiKey | None:
         """The key of a request; None where none is needed."""
-        kind, _, value = next(_headers(scope, b"authorization"), b"").partition(b" ")
-        found = self._keys.find(value.strip()) if kind.lower() == b"bearer" else None
-        if found is None and self._needs_key and scope["path"] not in _OPEN_PATHS:
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        found = self._keys.find(value.encode("latin-1").strip()) if kind.lower() == "bearer" else None
+        if found is None and self._needs_key and path not in _OPEN_PATHS:
             message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key")
         return found
 
-    async def _read_body(self, scope: dict, incoming: "_IncomingBody") -> bytes | None:
-        length = next(_headers(scope, b"content-length"), b"0")
-        if length.isdigit() and int(length[:20]) > self._limits.max_body:
+    async def _read_body(self, headers: Headers, incoming: "_IncomingBody") -> bytes | None:
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._limits.max_body:
             raise self._too_large()
         body = bytearray()
         try:
@@ -195,19 +194,11 @@ async def _refuse(error: ApiError, incoming: _IncomingBody, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _headers(scope: dict, name: bytes) -> Iterator[bytes]:
-    return (value for key, value in scope["headers"] if key == name)
-
-
 def _replayed(body: bytes, receive: Any) -> Any:
     """A `receive` that returns the body, then the messages of the connection."""
-    is_given = False
+    first = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> dict:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return first.pop() if first else await receive()
 
     return replay

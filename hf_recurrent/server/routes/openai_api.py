@@ -1,5 +1,7 @@
 """OpenAI's /v1/models, /v1/completions and /v1/chat/completions, with more arguments, such as `session`."""
 
+from itertools import chain
+
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,8 +13,7 @@ from hf_recurrent.server.routes.chat_completions import (
     checked_tools,
 )
 from hf_recurrent.server.routes.chat_schemas import ChatRequest
-from hf_recurrent.server.routes.completion_texts import chat_logprobs
-from hf_recurrent.server.routes.completions import Completion, begin_choices, check_completion, respond
+from hf_recurrent.server.routes.completions import Completion, begin_choices, chat_logprobs, check_completion, respond
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import CompletionRequest
 from hf_recurrent.server.routes.served_model import ServedModel
@@ -77,11 +78,7 @@ def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
         given = [given]
     if not given:
         raise ApiError(400, "`prompt` is an empty list; it must have at least one prompt.", "prompt", "invalid_value")
-    return [_tokens(served, prompt) for prompt in given]
-
-
-def _tokens(served: ServedModel, prompt: str | list[int]) -> np.ndarray:
-    if isinstance(prompt, str):
-        return served.encode(prompt, "prompt")
-    served.check_tokens("prompt", prompt)
-    return np.array(prompt, dtype=np.int64)
+    if isinstance(given[0], str):
+        return [served.encode(prompt, "prompt") for prompt in given]
+    served.check_tokens("prompt", chain.from_iterable(given))
+    return [np.array(prompt, dtype=np.int64) for prompt in given]

@@ -112,17 +112,7 @@ class ResponseStreamOptions(PieceOptions):
     include_obfuscation: bool = False
 
 
-class _WithoutEffect(Body):
-    """Arguments of `POST /v1/responses` that change no text."""
-
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    background: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
-
-
-class ResponsesRequest(TextRequest, _WithoutEffect):
+class ResponsesRequest(TextRequest):
     """`POST /v1/responses`."""
 
     input: Annotated[list[InputItem], Field(min_length=1), BeforeValidator(_as_items)]
@@ -138,6 +128,12 @@ class ResponsesRequest(TextRequest, _WithoutEffect):
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: TopLogprobs | None = None
+    # These change no text.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
 
     @property
     def logprobs(self) -> int | None:

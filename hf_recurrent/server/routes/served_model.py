@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from fastapi import Request as HttpRequest
 
 from hf_recurrent.generation.constraints import Constraint, Vocabulary
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
@@ -94,6 +96,18 @@ class ServedModel:
         except ValueError as error:
             raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param, "invalid_value") from error
 
+    def text_hashes(
+        self, request: HttpRequest, cache_salt: str | None, tokens: np.ndarray, ends: Sequence[int]
+    ) -> TextHashes | None:
+        """Hashes of a client's text, under which its states are found and stored; None to do neither."""
+        key = api_key(request).decode()
+        is_shared = self.settings.shares_prefixes
+        # Strangers without a key cannot be told apart.
+        is_stranger = self.settings.is_public and not (is_shared or key or cache_salt)
+        if is_stranger or self.scheduler.reuse is None:
+            return None
+        return TextHashes(tokens, json.dumps(["" if is_shared else key, cache_salt or ""]).encode(), ends)
+
     async def known_state(
         self, text: TextHashes | None, known: tuple[int, RecurrentState] | None = None
     ) -> tuple[int, RecurrentState] | None:
@@ -121,6 +135,7 @@ class ServedModel:
 
     def job(
         self,
+        request: HttpRequest,
         tokens: np.ndarray,
         sampling: SamplingFields | None = None,
         seed: int | None = None,
@@ -131,6 +146,7 @@ class ServedModel:
         """A job within the limits.
 
         Args:
+            request: of the client, who shares the server with the owners of other API keys.
             tokens: to read.
             sampling: how new text is chosen; None only reads.
             seed: takes precedence over the seed of `sampling`.
@@ -147,7 +163,8 @@ class ServedModel:
             encoded = [self.encode(stop, "stop") for stop in stops]  # may refuse one
             options["stops"] = [*(map(self.decode, encoded) if self.has_bytes else map(str.encode, stops))]
             options |= {"source": source, "token_bytes": self._token_bytes.__getitem__}
-        return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
+        owner = request.scope.get("key_name", "")
+        return Job(Request(tokens, seconds=self.settings.limits.seconds, owner=owner, **options))
 
     def check_tokens(self, param: str, tokens: Iterable[int]) -> None:
         """Raise an ApiError unless the model has all tokens of an argument."""
@@ -160,3 +177,8 @@ class ServedModel:
         """Raise an ApiError that names an argument above its limit."""
         if value > limit:
             raise ApiError(400, f"`{param}` asks for {value}; this server allows at most {limit}.", param, ABOVE_LIMIT)
+
+
+def api_key(request: HttpRequest) -> bytes:
+    """The API key of a client, empty without one."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip().encode()
