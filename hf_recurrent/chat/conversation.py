@@ -33,8 +33,6 @@ class ConversationPartner:
     """Takes turns with a recurrent model of bytes, by the chat template of its tokenizer if `is_chat`."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, is_chat: bool) -> None:
-        if is_chat and not tokenizer.chat_template:
-            raise ValueError("The tokenizer has no chat template.")
         self.model, self.tokenizer, self.is_chat = with_state(model), tokenizer, is_chat
 
     def read(self, before: Conversation, typed: str) -> Conversation:

@@ -30,13 +30,9 @@ class Vocabulary:
 
     def __init__(self, tokens: Sequence[bytes]):
         self.tokens = list(tokens)
+        self.end = len(self.tokens)  # of the grammar; a token of the model may be text there
         self._seconds = self._mask(_SECOND_OF_SURROGATE.match)
         self._texts: dict[int, torch.Tensor] = {}
-
-    @property
-    def end(self) -> int:
-        """The end of the grammar, V; a token of the model may be text there."""
-        return len(self.tokens)
 
     @cached_property
     def info(self) -> Any:

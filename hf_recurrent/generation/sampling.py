@@ -15,20 +15,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_recurrent.argument_checks import check_sampling
-
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of the tokens of a text; raises a ValueError if a value is out of range."""
+    """Sampling of the tokens of a text, with values that [`check_sampling`] allows."""
 
     temperature: float = 1.0  # divides the logits; 0 takes the most likely token
     top_k: int = 0  # sample from the k most likely tokens; 0 for all
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability
     min_p: float = 0.0  # sample from the tokens with at least this share of the most likely one's probability
-
-    def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.top_p)
 
     @property
     def is_greedy(self) -> bool:

@@ -1,7 +1,6 @@
 """Several processes that serve one port: they accept from the same socket, and one that dies is started again."""
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -100,7 +99,6 @@ def _write(pipe: int) -> None:
 
 def _is_written(pipe: int) -> bool:
     """Wait until a process has written to its pipe; False if it has ended before."""
-    select.select([pipe], [], [])
     data = os.read(pipe, 1)
     os.close(pipe)
     return bool(data)

@@ -273,17 +273,17 @@ class Scheduler:
                 job.output.append(token)
                 if self.reuse is not None and job.request.stops:
                     self.reuse.after_step(progress, partial(self._batch.state, row))
-                is_stopped = bool(job.request.stops and job.request.matched_stop(job.output)[0])
-                if is_stopped or len(job.output) >= job.request.max_new_tokens:
-                    self._end_row(row, "stop" if is_stopped else "length")
+                stop, tail = job.request.matched_stop(job.output) if job.request.stops else (0, b"")
+                if stop or len(job.output) >= job.request.max_new_tokens:
+                    self._end_row(row, "stop" if stop else "length", stop, tail)
                     ended.add(row)
         self._batch.remove(ended)
 
-    def _end_row(self, row: int, reason: str) -> None:
-        """Finish the job of a row, which the caller removes."""
+    def _end_row(self, row: int, reason: str, stop: int = 0, tail: bytes = b"") -> None:
+        """Finish the job of a row, which the caller removes; its last `stop` tokens are `tail` and a stop string."""
         progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
         job = progress.job
-        stop, job.tail = job.request.matched_stop(job.output) if reason == "stop" else (0, b"")
+        job.tail = tail
         if self.reuse is not None:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
         if reason == "end" and self.steps.keeps_state_at_end:  # the end token is part of the text
@@ -300,7 +300,7 @@ class Scheduler:
         is_due = now - self._last_commit >= _COMMIT_SECONDS
         if is_due:
             self._last_commit = now
-        is_held = self.store.is_on_disk and not is_due
+        is_held = self.store.database is not None and not is_due
         released = [progress for progress in self._batch.rows if progress.session is None]
         rows = {row: each for row, each in enumerate(self._batch.rows) if each.session is not None and not is_held}
         try:

@@ -35,7 +35,8 @@ class SessionLearner:
         self._streams: OrderedDict[str, tuple[LearnerStream, int]] = OrderedDict()
         self.failures = 0  # texts whose loss or gradient was NaN or infinite; nothing was learned from them
         known = self._directory / _WEIGHTS_FILE
-        self._known_weights = set(read_json(known)) if known.is_file() else set()
+        # Hashes of the weights that the model had when states were saved; such states are still accepted.
+        self.known_weights = set(read_json(known)) if known.is_file() else set()
         if not self.checkpoints():
             self.save()
         self._saved_at = learner.bytes_read
@@ -45,11 +46,6 @@ class SessionLearner:
     def slice_length(self) -> int:
         """Bytes that are read and learned from at a time."""
         return self._learner.settings.stride * self._learner.settings.update_every
-
-    @property
-    def known_weights(self) -> frozenset[str]:
-        """Hashes of the weights that the model had when states were saved; such states are still accepted."""
-        return frozenset(self._known_weights)
 
     def record(self) -> PrequentialRecord:
         """Bytes read, updates and prequential bits per byte."""
@@ -107,6 +103,6 @@ class SessionLearner:
     def remember_weights(self) -> None:
         """Accept states of the present weights later, when the model has learned more."""
         found = weights_hash(self._learner.model)
-        if found not in self._known_weights:
-            self._known_weights.add(found)
-            write_json(sorted(self._known_weights), self._directory / _WEIGHTS_FILE)
+        if found not in self.known_weights:
+            self.known_weights.add(found)
+            write_json(sorted(self.known_weights), self._directory / _WEIGHTS_FILE)

@@ -67,11 +67,6 @@ class SessionStore:
         return len(self._ids)
 
     @property
-    def is_on_disk(self) -> bool:
-        """True if sessions outlive the process."""
-        return self.database is not None
-
-    @property
     def resident(self) -> int:
         """Number of sessions in memory."""
         return len(self._resident)

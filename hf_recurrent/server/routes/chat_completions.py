@@ -8,22 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from jinja2 import TemplateError
 
-from hf_recurrent.server.routes.chat_schemas import ChatRequest, Function, Tools
+from hf_recurrent.server.routes.chat_schemas import ChatRequest
 from hf_recurrent.server.routes.completions import Completion
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.response_schemas import ResponsesRequest
 from hf_recurrent.server.routes.schemas import CompletionRequest, SamplingFields
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
-
-
-def checked_tools(functions: list[Function], body: ChatRequest | ResponsesRequest) -> Tools:
-    """The tools of a request; raises an ApiError if the choice does not go with them."""
-    try:
-        return Tools(functions, body.tool_choice, body.parallel_tool_calls)
-    except ValueError as error:
-        param = "tools" if str(error).startswith("`tools`") else "tool_choice"
-        raise ApiError(400, str(error), param, "invalid_value") from error
 
 
 def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequest:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import ANY_OBJECT, MOST_TOKENS, Body, ChoicesRequest, Name, TopLogprobs
 
 
@@ -127,7 +128,7 @@ Choice = Annotated[Any, BeforeValidator(as_tool_choice)]
 
 
 class Tools:
-    """The tools of a request; raises a ValueError if the choice is none of the functions."""
+    """The tools of a request; raises an ApiError if the choice is none of the functions."""
 
     def __init__(self, functions: list[Function], choice: ToolChoice | None, is_parallel: bool | None):
         self.choice, self.is_parallel = choice or ToolChoice("auto"), is_parallel is not False
@@ -137,13 +138,14 @@ class Tools:
         ]
         self.schemas = {function.name: function.parameters or ANY_OBJECT for function in functions}
         if len(self.schemas) < len(functions):
-            raise ValueError("`tools` has two functions of the same name.")
+            raise ApiError(400, "`tools` has two functions of the same name.", "tools", "invalid_value")
         if self.choice.name is not None:
             if self.choice.name not in self.schemas:
-                raise ValueError(f"`tool_choice` is {self.choice.name!r}, which is not one of the `tools`.")
+                message = f"`tool_choice` is {self.choice.name!r}, which is not one of the `tools`."
+                raise ApiError(400, message, "tool_choice", "invalid_value")
             self.schemas = {self.choice.name: self.schemas[self.choice.name]}
         if self.choice.mode == "required" and not functions:
-            raise ValueError("`tool_choice` needs `tools`.")
+            raise ApiError(400, "`tool_choice` needs `tools`.", "tool_choice", "invalid_value")
 
     @property
     def may_call(self) -> bool:

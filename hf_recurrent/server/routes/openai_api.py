@@ -6,13 +6,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.routes.chat_completions import (
-    ChatCompletion,
-    chat_as_completion,
-    chat_prompt,
-    checked_tools,
-)
-from hf_recurrent.server.routes.chat_schemas import ChatRequest
+from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, chat_prompt
+from hf_recurrent.server.routes.chat_schemas import ChatRequest, Tools
 from hf_recurrent.server.routes.completions import Completion, begin_choices, chat_logprobs, check_completion, respond
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import CompletionRequest
@@ -43,7 +38,8 @@ def openai_routes(served: ServedModel) -> APIRouter:
     @routes.post("/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> dict | Response:
         check_name(served, body.model)
-        tools = checked_tools([tool.function for tool in body.tools or ()], body)
+        functions = [tool.function for tool in body.tools or ()]
+        tools = Tools(functions, body.tool_choice, body.parallel_tool_calls)
         completion = chat_as_completion(served, body)
         prompt = chat_prompt(served, [message.for_template() for message in body.messages], tools.definitions)
         check_completion(served, completion, [prompt.tokens])

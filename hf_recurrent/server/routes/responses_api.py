@@ -12,7 +12,8 @@ from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.response_store import ResponseStore, StoredResponse
-from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt, checked_tools
+from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt
+from hf_recurrent.server.routes.chat_schemas import Tools
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.openai_api import check_name
 from hf_recurrent.server.routes.response_progress import ResponseProgress
@@ -123,7 +124,7 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     for item in body.input:
         item.add_to(messages)
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    tools = checked_tools(body.tools or [], body)
+    tools = Tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
     known = before and ChatPrompt(before.text, before.tokens)
     prompt = chat_prompt(served, instructions + messages, tools.definitions, known, "input")
     most = served.settings.limits.most_tokens(body.logprobs is not None)
