@@ -68,9 +68,7 @@ class Constraint(LogitsProcessor):
     Args:
         grammar: a grammar of xgrammar.
         description: of the constraint, for errors.
-        end_token_id: the end token.
         smallest_byte: bytes below it are not in a text, except line ends where the grammar has them.
-        vocabulary: of the model.
         is_whole: the whole text is in the form; otherwise, calls of tools within a free text are.
 
     Raises:

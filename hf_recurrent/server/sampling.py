@@ -71,21 +71,18 @@ class TokenSource:
 
     def changed(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits (V,) with the changes; -inf for tokens that the constraint does not allow."""
-        if self.changes is not None:
-            logits = self._with_changes(logits)
+        if (changes := self.changes) is not None:
+            logits = logits + self._bias
+            if (factor := changes.repetition_penalty) != 1.0:
+                logits = torch.where(self._read, torch.where(logits < 0, logits * factor, logits / factor), logits)
+            penalty = changes.presence_penalty * (self._counts > 0)
+            logits = logits - penalty - changes.frequency_penalty * self._counts
         if self._follower is not None:
             allowed = self._follower.allowed()
             refused = torch.ones(len(logits), dtype=torch.bool)  # a model may have more logits than tokens
             refused[: len(allowed)] = ~allowed
             logits = logits.masked_fill(refused, -torch.inf)
         return logits
-
-    def _with_changes(self, logits: torch.Tensor) -> torch.Tensor:
-        changes, logits = self.changes, logits + self._bias
-        if changes.repetition_penalty != 1.0:
-            factor = changes.repetition_penalty
-            logits = torch.where(self._read, torch.where(logits < 0, logits * factor, logits / factor), logits)
-        return logits - changes.presence_penalty * (self._counts > 0) - changes.frequency_penalty * self._counts
 
 
 def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[int | None]:
@@ -97,7 +94,11 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
     for row, source in enumerate(sources):
         rows_of.setdefault(source.sampling, []).append(row)
     chosen: list[int | None] = [None] * len(sources)
-    logits = _changed(logits, sources)
+    changing = [row for row, source in enumerate(sources) if source.is_changing]
+    if changing:
+        logits = logits.clone()
+    for row in changing:
+        logits[row] = sources[row].changed(logits[row])
     for sampling, rows in rows_of.items():
         # A copy in float32, as in `generate()`.
         scores = logits[rows].float() if len(rows) < len(sources) else logits.float()
@@ -116,12 +117,3 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
                 chosen[row] = token
                 sources[row].add(token)
     return chosen
-
-
-def _changed(logits: torch.Tensor, sources: Sequence[TokenSource]) -> torch.Tensor:
-    rows = [row for row, source in enumerate(sources) if source.is_changing]
-    if rows:
-        logits = logits.clone()
-        for row in rows:
-            logits[row] = sources[row].changed(logits[row])
-    return logits
