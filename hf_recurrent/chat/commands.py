@@ -43,8 +43,7 @@ class ChatSettings:
     def set(self, name: str, value: Any, prefix: str) -> None:
         """Change a setting, from a number or its text; None leaves it.
 
-        Raises:
-            ValueError: the number is malformed or out of range; the message names it with the prefix.
+        Raises a ValueError, which names the setting with the prefix, if the number is malformed or out of range.
         """
         if value is None:
             return

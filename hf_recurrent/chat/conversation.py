@@ -22,43 +22,21 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Conversation:
-    """The text of a conversation and its state; a turn makes a new one, so that earlier ones can be continued.
+    """The text of a conversation and its state; a turn makes a new one, so that earlier ones can be continued."""
 
-    Args:
-        text: the state, None before the first turn.
-        messages: of the chat template.
-        read: the text of the template that the state has read.
-    """
-
-    text: TextState | None = None
-    messages: tuple[Message, ...] = ()
-    read: str = ""
+    text: TextState | None = None  # None before the first turn
+    messages: tuple[Message, ...] = ()  # of the chat template
+    read: str = ""  # the text of the template that the state has read
 
 
 class ConversationPartner:
-    """Takes turns with a model.
-
-    Args:
-        model: a recurrent language model.
-        tokenizer: its byte tokenizer.
-        is_chat: use the tokenizer's chat template.
-
-    Raises:
-        ValueError: there is no chat template.
-    """
+    """Takes turns with a recurrent model of bytes, by the chat template of its tokenizer if `is_chat`."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, is_chat: bool) -> None:
-        if is_chat and not tokenizer.chat_template:
-            raise ValueError("The tokenizer has no chat template.")
         self.model, self.tokenizer, self.is_chat = with_state(model), tokenizer, is_chat
 
     def read(self, before: Conversation, typed: str) -> Conversation:
-        """Read a line of the user; an empty one continues the text, and is an error in a chat.
-
-        Raises:
-            ValueError: there is nothing to continue, the chat template fails, or a token is outside the model's
-                vocabulary.
-        """
+        """Read a line of the user; an empty one continues the text, and is an error in a chat."""
         if not self.is_chat:
             if not typed and (before.text is None or before.text.pending == [None]):
                 raise ValueError("There is nothing to continue; type some text first.")
@@ -75,16 +53,9 @@ class ConversationPartner:
     def answer(
         self, before: Conversation, stop: threading.Event, streamer: Any = None, **options: Any
     ) -> tuple[str, Conversation]:
-        """Generate until the end byte, the limit in `options`, or the event.
+        """Generate until the end byte, the limit in `options`, which are of `generate()`, or the event.
 
-        Args:
-            before: a conversation whose last turn was read.
-            stop: ends the answer after the present byte.
-            streamer: receives each new token.
-            options: arguments of `generate()`.
-
-        Returns:
-            The new text without the end byte, and the conversation with it.
+        The last turn of `before` was read. Returns the new text without the end byte, and the conversation with it.
         """
         inputs = torch.tensor([before.text.pending], device=self.model.device)
         output = self.model.generate(
@@ -108,22 +79,13 @@ class ConversationPartner:
         return answer, Conversation(text, messages, read)
 
     def save(self, conversation: Conversation, path: Path) -> None:
-        """Write the state to a file that [`load`] and `hf-recurrent generate --state` read.
-
-        Raises:
-            ValueError: nothing was read yet.
-        """
+        """Write the state to a file that [`load`] and `hf-recurrent generate --state` read."""
         if conversation.text is None:
             raise ValueError("There is no state to save; type some text first.")
         save_text_state(self.model, conversation.text, path)
 
     def load(self, path: Path) -> Conversation:
-        """A conversation after the text of a state file; its messages are in the state alone.
-
-        Raises:
-            FileNotFoundError: the file does not exist.
-            ValueError: it is damaged, has several texts, or was saved by another model.
-        """
+        """A conversation after the text of a state file; its messages are in the state alone."""
         text = load_text_state(self.model, path)
         if len(text.pending) != 1:
             raise ValueError(f"`{path}` has {len(text.pending)} texts; it must have one.")

@@ -20,10 +20,7 @@ _MAIN = "main"
 class ChatLoop:
     """Reads lines until Ctrl-D. Every turn leaves the conversation before it, which `/rewind` returns to.
 
-    Args:
-        partner: the model.
-        settings: of sampling.
-        begin: the conversation after `/reset`.
+    `/reset` returns to the conversation `begin`.
     """
 
     def __init__(self, partner: ConversationPartner, settings: ChatSettings, begin: Conversation) -> None:

@@ -54,8 +54,7 @@ def end_tokens(
 ) -> frozenset[int]:
     """The tokens that end a text; for "model", as in the model's generation configuration.
 
-    Raises:
-        ValueError: the end token of the constraint is not one of them, so that a complete text could not end.
+    Raises a ValueError if the constraint's end token is not one of them, so that a complete text could not end.
     """
     if eos_token_id == "model":
         eos_token_id = model.generation_config.eos_token_id

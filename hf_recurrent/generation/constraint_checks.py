@@ -32,22 +32,14 @@ _EXCLUSIVE = (
     {"minimum", "exclusiveMinimum"},
     {"maximum", "exclusiveMaximum"},
 )
-_TYPES = {
-    "string": lambda value: isinstance(value, str),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-}
+_TYPES = {"string": str, "integer": int, "number": int | float, "array": list, "object": dict}
+_TYPES |= {"boolean": bool, "null": type(None)}
 
 
 def checked_pattern(pattern: str, name: str = "pattern") -> str:
     """The expression in the form that the library reads as `re.fullmatch(pattern, text, re.ASCII)` does.
 
-    Raises:
-        ValueError: the expression is invalid, or has an anchor within it or an escape that is not supported.
+    Raises a ValueError if it is invalid, or has an anchor within it or an escape that is not supported.
     """
     try:
         re.compile(pattern, re.ASCII)
@@ -97,10 +89,10 @@ def _check_typed(schema: Mapping, keywords: set[str], name: str) -> None:
         if len(found := sorted(keywords & exclusive)) > 1:
             raise ValueError(f"`{name}` has {' and '.join(map(repr, found))}; only one of them can be enforced.")
     for key in _COUNTS & keywords:
-        is_count = _TYPES["integer"](schema[key]) and schema[key] >= 0
+        is_count = _is_a("integer", schema[key]) and schema[key] >= 0
         _require(is_count, f"{name}.{key}", schema[key], "an integer of at least 0")
     for key in _NUMBER & keywords:
-        _require(_TYPES["number"](schema[key]), f"{name}.{key}", schema[key], "a number")
+        _require(_is_a("number", schema[key]), f"{name}.{key}", schema[key], "a number")
     if "pattern" in keywords:
         _check_string_pattern(schema["pattern"], f"{name}.pattern")
     properties, prefix = _mapping(schema, "properties", name), schema.get("prefixItems", [])
@@ -117,7 +109,7 @@ def _check_typed(schema: Mapping, keywords: set[str], name: str) -> None:
 def _check_values(schema: Mapping, values: list, name: str) -> None:
     types = _types(schema, name) if "type" in schema else list(_TYPES)
     for value in values:
-        if not any(_TYPES[kind](value) for kind in types):
+        if not any(_is_a(kind, value) for kind in types):
             raise ValueError(f"`{name}` has the value {value!r}, which is not of type {schema['type']!r}.")
 
 
@@ -135,6 +127,10 @@ def _check_known(keywords: set[str], known: set[str], name: str) -> None:
     if unknown := sorted(keywords - known):
         others = ", ".join(sorted(known))
         raise ValueError(f"`{name}` has {unknown[0]!r}, which cannot be enforced there; it may have {others}.")
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _types(schema: Mapping, name: str) -> list[str]:

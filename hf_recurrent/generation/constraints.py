@@ -26,21 +26,13 @@ CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class Vocabulary:
-    """The bytes of every token id, as grammars see them.
-
-    Args:
-        tokens: V byte strings; an empty one is never a part of a text.
-    """
+    """The bytes of every token id, as grammars see them; a token without bytes is never a part of a text."""
 
     def __init__(self, tokens: Sequence[bytes]):
         self.tokens = list(tokens)
+        self.end = len(self.tokens)  # of the grammar; a token of the model may be text there
         self._seconds = self._mask(_SECOND_OF_SURROGATE.match)
         self._texts: dict[int, torch.Tensor] = {}
-
-    @property
-    def end(self) -> int:
-        """The end of the grammar, V; a token of the model may be text there."""
-        return len(self.tokens)
 
     @cached_property
     def info(self) -> Any:
@@ -76,9 +68,7 @@ class Constraint(LogitsProcessor):
     Args:
         grammar: a grammar of xgrammar.
         description: of the constraint, for errors.
-        end_token_id: the end token.
         smallest_byte: bytes below it are not in a text, except line ends where the grammar has them.
-        vocabulary: of the model.
         is_whole: the whole text is in the form; otherwise, calls of tools within a free text are.
 
     Raises:
@@ -147,11 +137,7 @@ class ConstraintPosition:
         self._after: dict[int, ConstraintPosition] = {}
 
     def allowed(self) -> torch.Tensor:
-        """(V,) bool, the tokens that may follow.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """(V,) bool, the tokens that may follow; raises a ValueError if there is none."""
         if self._allowed is None:
             allowed = self._constraint.mask(self._matcher, self._text)
             if not allowed.any():
@@ -175,8 +161,7 @@ class ConstraintPosition:
 class Follower:
     """One text that grows: its matcher advances in place; a position forks it, which takes ten times as long.
 
-    Attributes:
-        has_ended: the end token was added.
+    It `has_ended` when the end token was added.
     """
 
     def __init__(self, constraint: Constraint, matcher: Any):
@@ -249,7 +234,7 @@ class ToolCallConstraint(Constraint):
     """New text may call tools, with arguments that are valid against their schemas.
 
     A call is `<tool_call>`, a line with `{"name": NAME, "arguments": OBJECT}`, and `</tool_call>`, as in many chat
-    templates.
+    templates. Raises as [`JsonSchemaConstraint`].
 
     Args:
         tools: the schema of the arguments of each tool, by name.
@@ -257,10 +242,6 @@ class ToolCallConstraint(Constraint):
         is_single: the text ends after its first call.
         end_token_id: the end token.
         vocabulary: of the model.
-
-    Raises:
-        ImportError: xgrammar is not installed.
-        ValueError: a schema is invalid, has a keyword that cannot be enforced, or nothing is valid against it.
     """
 
     def __init__(
@@ -274,7 +255,9 @@ class ToolCallConstraint(Constraint):
         tags = []
         for name, schema in tools.items():
             check_schema(schema, f"{name}.parameters")
-            content = {"type": "grammar", "grammar": _json_grammar(schema, f"{name}.parameters")}
+            with _sentences(f"`{name}.parameters` cannot be compiled"):
+                grammar = _xgrammar().Grammar.from_json_schema(json.dumps(schema), any_whitespace=False)
+            content = {"type": "grammar", "grammar": str(grammar)}
             begin = f'{CALL_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
             tags.append({"type": "tag", "begin": begin, "content": content, "end": f"}}\n{CALL_END}"})
         rule = {"type": "triggered_tags", "triggers": [CALL_BEGIN], "tags": tags}
@@ -282,12 +265,6 @@ class ToolCallConstraint(Constraint):
         text = json.dumps({"type": "structural_tag", "format": rule})
         grammar = _compile("the tools cannot be compiled", "compile_structural_tag", text, vocabulary)
         super().__init__(grammar, "the tools", end_token_id, ord(" "), vocabulary, is_whole=is_required)
-
-
-def _json_grammar(schema: dict[str, Any], name: str) -> str:
-    """The text of a grammar for values that are valid against a schema."""
-    with _sentences(f"`{name}` cannot be compiled"):
-        return str(_xgrammar().Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
 
 
 def _compile(problem: str, method: str, text: str, vocabulary: Vocabulary = BYTES, **options: Any) -> Any:

@@ -1,15 +1,16 @@
-"""Drafts of speculative decoding: a smaller model, or text that occurred before.
+"""Parts of speculative decoding: choices of tokens, and drafts of a smaller model or of text that occurred before.
 
 Shape letters: T steps, V vocabulary.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from hf_recurrent.generation.state_reader import StateReader, UnreadText
-from hf_recurrent.generation.token_choice import GreedyChoice
+from hf_recurrent.generation.sampling import Sampling, draw
+from hf_recurrent.generation.state_reader import UnreadText
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # How many of the last tokens are looked up, the most first.
@@ -19,19 +20,73 @@ _LOOKUP_LENGTHS = (16, 8, 4)
 Restriction = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
-class ModelDraft(UnreadText):
-    """A model that proposes one token after another from its own state.
+class GreedyChoice:
+    """The most likely token. All logits are float32 or wider and on the CPU."""
 
-    Args:
-        reader: of the model.
-        state: of the text before the prompt; the zero state by default.
-        choice: how tokens are chosen.
+    def propose(self, logits: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+        """A token from logits (V,), and the distribution (V,) that it was drawn from, if `verify` needs it."""
+        return int(logits.argmax()), None
+
+    def verify(
+        self, logits: torch.Tensor, draft: Sequence[int], distributions: Sequence[torch.Tensor | None]
+    ) -> list[int]:
+        """The accepted tokens of a draft, and one more from the model itself.
+
+        Args:
+            logits: (T + 1, V), of the model that decides, before each of T drafted tokens and after the last.
+            draft: the drafted tokens.
+            distributions: (V,) each, that the tokens were drawn from; None for a draft without chance.
+        """
+        best = logits.argmax(-1).tolist()
+        accepted = next((place for place, token in enumerate(draft) if token != best[place]), len(draft))
+        return best[: accepted + 1]
+
+
+class SampledChoice(GreedyChoice):
+    """Sampling.
+
+    `verify` is the rejection sampling of Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023: each kept token is
+    distributed as if the model itself had drawn it, whatever the draft.
     """
 
-    def __init__(self, reader: StateReader, state: RecurrentState | None, choice: GreedyChoice):
-        super().__init__(reader, state)
-        self._choice = choice
-        self._proposed_states: list[RecurrentState] = []  # after the unread tokens, then after each proposed one
+    def __init__(self, sampling: Sampling, generator: torch.Generator | None = None):
+        self.sampling, self.generator = sampling, generator
+
+    def propose(self, logits):
+        probabilities = self.sampling.probabilities(logits.unsqueeze(0))[0]
+        return self._draw(probabilities), probabilities
+
+    def verify(self, logits, draft, distributions):
+        target = self.sampling.probabilities(logits)
+        kept: list[int] = []
+        for p, token, proposed in zip(target, draft, distributions, strict=False):  # `target` has one row more
+            q = 1.0 if proposed is None else float(proposed[token])
+            if float(self._uniform()) * q < float(p[token]):
+                kept.append(token)
+                continue
+            # max(p - q, 0), which the draft proposes too rarely.
+            rest = p.clone()
+            if proposed is None:
+                rest[token] = 0
+            else:
+                rest.sub_(proposed).clamp_(min=0)
+            return [*kept, self._draw(rest if rest.any() else p)]
+        return [*kept, self._draw(target[-1])]
+
+    def _uniform(self) -> torch.Tensor:
+        return torch.rand((), dtype=torch.float64, generator=self.generator)
+
+    def _draw(self, weights: torch.Tensor) -> int:
+        return int(draw(weights, self._uniform()))
+
+
+@dataclass
+class ModelDraft(UnreadText):
+    """A model that proposes one token after another from its own state, which begins before the prompt."""
+
+    choice: GreedyChoice
+    # After the unread tokens, then after each proposed one.
+    proposed_states: list[RecurrentState] = field(default_factory=list)
 
     @property
     def forwards(self) -> int:
@@ -45,25 +100,25 @@ class ModelDraft(UnreadText):
         """At most `count` next tokens, and the distribution (V,) that each was drawn from, or None."""
         tokens: list[int] = []
         distributions: list[torch.Tensor | None] = []
-        self._proposed_states, state = [], self.state
+        self.proposed_states, state = [], self.state
         for _ in range(count):
             feed = tokens[-1:] or self.unread
             reading = self.reader.read(feed, state)
             state = reading.states[len(feed)]
-            self._proposed_states.append(state)
-            token, distribution = self._choice.propose(restrict(reading.logits[-1], tokens))
+            self.proposed_states.append(state)
+            token, distribution = self.choice.propose(restrict(reading.logits[-1], tokens))
             tokens.append(token)
             distributions.append(distribution)
         return tokens, distributions
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Continue after new tokens: all but the last were proposed."""
-        if not self._proposed_states:
+        if not self.proposed_states:
             self.unread = [*self.unread, *tokens]
             return
         # The last proposed token was not read.
-        read = min(len(tokens), len(self._proposed_states)) - 1
-        self.state, self._proposed_states = self._proposed_states[read], []
+        read = min(len(tokens), len(self.proposed_states)) - 1
+        self.state, self.proposed_states = self.proposed_states[read], []
         self.unread = list(tokens[read:])
 
 

@@ -58,12 +58,7 @@ class TextGenerator:
         self._options, self._model, self._tokenizer, self._constraint = options, model, tokenizer, constraint
 
     def generate_recurrent(self, draft: PreTrainedModel | None = None) -> None:
-        """Continue the state, the file and the prompts, and save the state after the new text.
-
-        Raises:
-            OSError: a file cannot be read or written.
-            ValueError: texts and options do not go together.
-        """
+        """Continue the state, the file and the prompts, and save the state after the new text."""
         options, text = self._options, self._read(self._model)
         if all(token is None for token in text.pending):
             raise ValueError("The text in `--state` ends with the end byte; give a --prompt to begin a new text.")
@@ -85,11 +80,7 @@ class TextGenerator:
             save_text_state(self._model, text, options.save_state)
 
     def generate_stock(self) -> None:
-        """The same for a model without a state: file and prompt are in the cache of every new text.
-
-        Raises:
-            ValueError: a text is empty or has a token outside the vocabulary.
-        """
+        """The same for a model without a state: file and prompt are in the cache of every new text."""
         options = self._options
         book = options.prompt_file.read_bytes() if options.prompt_file else b""
         texts = [book.decode("utf-8", "surrogateescape") + prompt for prompt in options.prompt or [""]]

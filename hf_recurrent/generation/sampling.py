@@ -15,30 +15,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_recurrent.argument_checks import check_sampling
-
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of the tokens of a text.
+    """Sampling of the tokens of a text, with values that [`check_sampling`] allows."""
 
-    Args:
-        temperature: divides the logits; 0 takes the most likely token.
-        top_k: sample from the k most likely tokens; 0 for all.
-        top_p: sample from the most likely tokens that together have this probability; 1 for all.
-        min_p: sample from the tokens with at least this share of the probability of the most likely one; 0 for all.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.top_p)
+    temperature: float = 1.0  # divides the logits; 0 takes the most likely token
+    top_k: int = 0  # sample from the k most likely tokens; 0 for all
+    top_p: float = 1.0  # sample from the most likely tokens that together have this probability
+    min_p: float = 0.0  # sample from the tokens with at least this share of the most likely one's probability
 
     @property
     def is_greedy(self) -> bool:
@@ -59,11 +44,7 @@ class Sampling:
         return processors
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """The distributions (B, V), float64, that tokens are drawn from, given logits (B, V).
-
-        Raises:
-            ValueError: the logits are NaN, or allow no token.
-        """
+        """The distributions (B, V), float64, that tokens are drawn from, given logits (B, V)."""
         probabilities = self.processors(None, logits.double()).softmax(-1)
         if probabilities.isnan().any():
             raise ValueError("The model's probabilities are NaN.")

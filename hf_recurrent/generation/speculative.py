@@ -13,11 +13,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_recurrent.argument_checks import check_sampling
 from hf_recurrent.generation.arguments import NEW_TEXT, NewText, check_prompt, end_tokens, given_state
-from hf_recurrent.generation.constraints import Constraint
-from hf_recurrent.generation.drafts import ModelDraft, PromptLookup
+from hf_recurrent.generation.constraints import Constraint, ConstraintPosition
+from hf_recurrent.generation.drafts import GreedyChoice, ModelDraft, PromptLookup, SampledChoice
 from hf_recurrent.generation.sampling import Sampling
 from hf_recurrent.generation.state_reader import StateReader, UnreadText
-from hf_recurrent.generation.token_choice import GreedyChoice, SampledChoice
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # Without a state after every byte, accepted bytes are read again until a whole draft is accepted, or until here.
@@ -107,8 +106,8 @@ def generate_speculative(
         check_sampling(temperature, top_k, top_p, instead_of_zero="`do_sample=False`")
         choice = SampledChoice(Sampling(temperature, top_k, top_p), generator)
     ends = end_tokens(model, eos_token_id, constraint)
-    reader = StateReader(model)
-    text = _DraftedText(reader, state, _build_draft(model, draft, draft_state, choice), choice, constraint)
+    reader, position = StateReader(model), constraint and constraint.begin()
+    text = _DraftedText(reader, state, _build_draft(model, draft, draft_state, choice), choice, position)
     return text.generate(input_ids, max_new_tokens, draft_tokens, ends, streamer)
 
 
@@ -127,21 +126,15 @@ def _build_draft(
     return ModelDraft(reader, state, choice)
 
 
+@dataclass
 class _DraftedText(UnreadText):
     """The text of the model, with a draft that proposes its next tokens."""
 
-    def __init__(
-        self,
-        reader: StateReader,
-        state: RecurrentState | None,
-        draft: ModelDraft | PromptLookup,
-        choice: GreedyChoice,
-        constraint: Constraint | None,
-    ):
-        super().__init__(reader, state)
-        self._draft, self._choice = draft, choice
-        self._position = None if constraint is None else constraint.begin()
-        self._proposed = self._accepted = 0
+    draft: ModelDraft | PromptLookup
+    choice: GreedyChoice
+    position: ConstraintPosition | None
+    proposed: int = 0
+    accepted: int = 0
 
     def generate(
         self,
@@ -155,8 +148,8 @@ class _DraftedText(UnreadText):
         if streamer is not None:
             streamer.put(prompt.cpu())
         logits, self.state = self.reader.read_prompt(prompt, self.state)
-        self._draft.begin(prompt)
-        tokens = [self._choice.propose(self._restrict(logits, []))[0]]
+        self.draft.begin(prompt)
+        tokens = [self.choice.propose(self._restrict(logits, []))[0]]
         self._accept(tokens, [], {0: self.state})
         new = tokens
         while True:
@@ -168,32 +161,32 @@ class _DraftedText(UnreadText):
             tokens = tokens + new
         if streamer is not None:
             streamer.end()
-        forwards, draft_forwards = self.reader.forwards, self._draft.forwards
-        pending, pending_draft = self.pending_state(), self._draft.pending_state()
+        forwards, draft_forwards = self.reader.forwards, self.draft.forwards
+        pending, pending_draft = self.pending_state(), self.draft.pending_state()
         return SpeculativeOutput(
             sequences=torch.cat([prompt, torch.tensor([tokens], device=prompt.device)], 1),
             state=self.final_state(),
-            draft_state=self._draft.final_state(),
+            draft_state=self.draft.final_state(),
             pending_state=pending,
             pending_draft_state=pending_draft,
-            proposed=self._proposed,
-            accepted=self._accepted,
+            proposed=self.proposed,
+            accepted=self.accepted,
             forwards=forwards,
             draft_forwards=draft_forwards,
         )
 
     def _round(self, count: int, ends: frozenset[int]) -> list[int]:
         """Check at most `count` proposed tokens; returns the new ones, at least one, up to an end token."""
-        drafted, distributions = self._draft.propose(count, self._restrict)
+        drafted, distributions = self.draft.propose(count, self._restrict)
         if len(self.unread) > _MOST_UNREAD:
             self.pending_state()
         reading = self.reader.read(self.unread + drafted, self.state)
         logits = reading.logits[len(self.unread) - 1 :].float().cpu()
-        if self._position is not None:
+        if self.position is not None:
             logits = torch.stack([self._restrict(row, drafted[:place]) for place, row in enumerate(logits)])
-        new = self._choice.verify(logits, drafted, distributions)
-        self._proposed += len(drafted)
-        self._accepted += len(new) - 1
+        new = self.choice.verify(logits, drafted, distributions)
+        self.proposed += len(drafted)
+        self.accepted += len(new) - 1
         new = new[: next((place for place, token in enumerate(new) if token in ends), len(new)) + 1]
         self._accept(new, drafted, reading.states)
         return new
@@ -204,13 +197,13 @@ class _DraftedText(UnreadText):
         read = max(count for count in states if count <= certain)
         self.state = states[read]
         self.unread = [*(self.unread + drafted)[read:certain], new[-1]]
-        self._draft.accept(new)
+        self.draft.accept(new)
         for token in new:
-            self._position = self._position and self._position.after(token)
+            self.position = self.position and self.position.after(token)
 
     def _restrict(self, logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """Logits (V,) for the choice after `tokens` that are not accepted yet, float32 as in `generate()`."""
-        position = self._position
+        position = self.position
         for token in tokens:
             position = position and position.after(token)
         logits = logits.float().cpu()

@@ -4,7 +4,7 @@ Shape letters: B streams, T steps, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -23,33 +23,19 @@ _MOST_CHAINED = 24
 
 @dataclass
 class Reading:
-    """The result of reading T bytes.
+    """The result of reading T bytes."""
 
-    Args:
-        logits: (T, V), after each byte.
-        states: number of bytes → the state after them; of 0 and T at least, of all in between where they cost nothing.
-    """
-
-    logits: torch.Tensor
+    logits: torch.Tensor  # (T, V), after each byte
+    # By the number of bytes before them: of 0 and T at least, of all in between where they cost nothing.
     states: dict[int, RecurrentState]
 
 
 class StateReader:
-    """Reads bytes of one stream, a block in one forward pass.
+    """Reads bytes of one stream, a block in one forward pass. The model must not change meanwhile.
 
-    On a CPU, a block is T rows of the compiled step, each of which starts from the state of the row before it: the
-    results equal single steps bit for bit, and there is a state after every byte. Everywhere else it is `forward`,
-    whose results may differ from single steps in the last bits.
-
-    The model must not change while the reader is used.
-
-    Args:
-        model: a recurrent language model.
-        name: of the argument, for errors.
-        longest_chain: T of the longest block that is read as rows of the compiled step.
-
-    Raises:
-        TypeError: the model has no recurrent state.
+    On a CPU, a block of up to `longest_chain` bytes is rows of the compiled step, each of which starts from the state
+    of the row before it: the results equal single steps bit for bit, and there is a state after every byte. Everywhere
+    else it is `forward`, whose results may differ from single steps in the last bits.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "model", longest_chain: int = _MOST_CHAINED):
@@ -121,19 +107,13 @@ class StateReader:
         return chained and Reading(chained[0][0], _StatesOfSteps(chained[1], steps))
 
 
+@dataclass
 class UnreadText:
-    """A text whose last tokens its model has not read.
+    """A text whose last tokens its model has not read, at least one once the first was chosen."""
 
-    Args:
-        reader: of the model.
-        state: after all tokens but the unread ones.
-
-    Attributes:
-        unread: the last tokens; at least one once the first was chosen.
-    """
-
-    def __init__(self, reader: StateReader, state: RecurrentState | None):
-        self.reader, self.state, self.unread = reader, state, []
+    reader: StateReader
+    state: RecurrentState | None  # before the unread tokens
+    unread: list[int] = field(default_factory=list, init=False)
 
     def pending_state(self) -> RecurrentState | None:
         """The state after all tokens but the last."""

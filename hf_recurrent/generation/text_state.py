@@ -31,15 +31,10 @@ CHUNK = 4096
 
 @dataclass
 class TextState:
-    """B texts, read up to but without their pending token.
+    """B texts, read up to but without their pending token."""
 
-    Args:
-        state: the recurrent state, B rows.
-        pending: the last token of each text; None if the text has ended or is empty.
-    """
-
-    state: RecurrentState
-    pending: list[int | None]
+    state: RecurrentState  # B rows
+    pending: list[int | None]  # the last token of each text; None if the text has ended or is empty
 
 
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
@@ -55,9 +50,7 @@ def pack_text_state(model: PreTrainedModel, text: TextState, check: StateCheck |
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
     """Read a file of [`save_text_state`]; it works with the model that saved it only.
 
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, is not a saved text, or belongs to other weights.
+    Raises a FileNotFoundError, or a ValueError if it is damaged, not a saved text, or of other weights.
     """
     return _text_of(model, str(path), *read_state(path, model))
 
@@ -67,14 +60,7 @@ def unpack_text_state(
 ) -> TextState:
     """The texts in the content of a file, which the body of a request holds; as [`load_text_state`].
 
-    Args:
-        model: with the weights that the states belong to.
-        data: the content.
-        other_weights: hashes of other weights whose states are allowed, too.
-        check: see [`unpack_state`].
-
-    Raises:
-        ValueError: the content is damaged, is not a saved text, or belongs to other weights.
+    States of `other_weights`, given by their hashes, are allowed, too; see [`unpack_state`] for `check`.
     """
     state, metadata = unpack_state(data, "body", model, other_weights=other_weights, check=check)
     return _text_of(model, "body", state, metadata)
@@ -118,8 +104,7 @@ def read_texts(
         chunk: T, tokens of each row per call of the model.
         progress: show a progress bar.
 
-    Raises:
-        ValueError: a text is empty or has a token outside the vocabulary, or `start` has another number of rows.
+    Raises a ValueError if a text is empty or has a token outside the vocabulary, or `start` has other rows.
     """
     model = with_state(model)
     if start is None:
@@ -203,17 +188,16 @@ def continue_texts(
         **generation_arguments,
     )
     end = model.generation_config.eos_token_id
-    generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
-    ended = [bool(len(ids)) and int(ids[-1]) in end_token_list(end) for ids in generated]
-    after = output.pending_state
     state = {name: tensor.clone() for name, tensor in text.state.items()}
     pending = list(text.pending)
     for place, row in enumerate(rows):
-        new[row] = generated[place]
-        pending[row] = None if ended[place] else int(generated[place][-1])
+        new[row] = until_end(output.sequences[place, 1:].cpu(), end)
+        last = int(new[row][-1])
+        has_ended = last in end_token_list(end)
+        pending[row] = None if has_ended else last
         for name, tensor in state.items():
             # After the end token, a new episode begins with a zero state.
-            tensor[row] = 0 if ended[place] else after[name][place]
+            tensor[row] = 0 if has_ended else output.pending_state[name][place]
     return new, TextState(state, pending)
 
 

@@ -30,14 +30,7 @@ def take_adapter(state: RecurrentState) -> tuple[RecurrentState, torch.Tensor | 
 
 
 class ReadoutAdapter:
-    """The adapters of a model; all of them have one size.
-
-    Attributes:
-        size: numbers of one adapter: A (R, M), B (V, R), and the sums of squared gradients of both.
-
-    Raises:
-        ValueError: the model's logits are not such a map.
-    """
+    """The adapters of a model; all of them have one size. Raises a ValueError if its logits are not such a map."""
 
     def __init__(self, model: PreTrainedModel, rank: int):
         head = model.get_output_embeddings()
@@ -47,7 +40,7 @@ class ReadoutAdapter:
         # Of the type of logits on the CPU, where a server mixes and draws.
         self._inverse = torch.linalg.pinv(weight.cpu().double(), rtol=_RELATIVE).to(torch.float32).T.contiguous()
         self.rank, (self._vocabulary, self._width) = rank, weight.shape
-        self.size = 2 * rank * (self._width + self._vocabulary)
+        self.size = 2 * rank * (self._width + self._vocabulary)  # A, B, and their sums of squared gradients
 
     def new(self) -> torch.Tensor:
         """An adapter that changes nothing: A is random, always the same, and B is zero."""

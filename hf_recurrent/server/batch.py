@@ -22,30 +22,19 @@ from hf_recurrent.server.text_hashes import PrefixKey
 
 @dataclass(eq=False)
 class Progress:
-    """The progress of a job.
-
-    Args:
-        job: to read and to generate.
-        session: of the job, acquired; None for a new text.
-        origin: the text before the job, which a failed job restores.
-        snapshot: the text after the tokens that were read, or where its last turn in the batch ended.
-        fed: how many tokens of `feed` the model has read.
-        generated: how many generated tokens `snapshot` has.
-        journaled: how many generated tokens are durable.
-        turn_began: time at which the text joined the batch.
-        keep_at: where states are to be stored while the text is read, in order; a slice ends there.
-        before_stop: how many generated tokens came before what may be a stop sequence, and the state after them.
-    """
+    """The progress of a job."""
 
     job: Job
-    session: Session | None
-    origin: Snapshot
-    snapshot: Snapshot
-    fed: int = 0
-    generated: int = 0
-    journaled: int = 0
-    turn_began: float = 0.0
+    session: Session | None  # of the job, acquired; None for a new text
+    origin: Snapshot  # the text before the job, which a failed job restores
+    snapshot: Snapshot  # the text after the tokens that were read, or where its last turn in the batch ended
+    fed: int = 0  # how many tokens of `feed` the model has read
+    generated: int = 0  # how many generated tokens `snapshot` has
+    journaled: int = 0  # how many generated tokens are durable
+    turn_began: float = 0.0  # time at which the text joined the batch
+    # Where states are to be stored while the text is read, in order; a slice ends there.
     keep_at: deque[PrefixKey] = field(default_factory=deque)
+    # How many generated tokens came before what may be a stop sequence, and the state after them.
     before_stop: tuple[int, RecurrentState] | None = None
 
     def __post_init__(self) -> None:
@@ -142,11 +131,7 @@ class _SeparateStates:
 
 
 class Batch:
-    """Texts that generate, one row each: all of them take a step together, or one after another.
-
-    Attributes:
-        rows: the progress of each text.
-    """
+    """Texts that generate, one row each: all of them take a step together, or one after another."""
 
     def __init__(self, steps: ModelSteps):
         self.rows: list[Progress] = []
@@ -227,6 +212,6 @@ class FairQueue:
 
     def popleft(self) -> Progress:
         """Take the next job out."""
-        progress = self.first(1)[0]
+        (progress,) = self.first(1)
         self.remove(progress)
         return progress

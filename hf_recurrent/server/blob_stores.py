@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hf_recurrent.argument_checks import import_optional
 
@@ -25,25 +25,15 @@ _KEPT = 0.9  # share of the bytes that is left when old pieces are deleted
 _Result = TypeVar("_Result")
 
 
-class BlobStore(Protocol):
-    """A store, used by several threads. Any method may raise any Exception."""
-
-    def get(self, names: Sequence[str]) -> dict[str, bytes]:
-        """The pieces of these names that are there."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a piece; the oldest ones are deleted where there is no room."""
-
-    def delete(self, name: str) -> bool:
-        """Delete a piece; False if there was none."""
-
-
 class MemoryBlobs:
+    """Pieces in memory. The methods of all stores are used by several threads, and may raise any Exception."""
+
     def __init__(self, max_bytes: int):
         self._max_bytes, self._bytes, self._lock = max_bytes, 0, threading.Lock()
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
 
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The pieces of these names that are there."""
         with self._lock:
             found = {name: self._blobs[name] for name in names if name in self._blobs}
             for name in found:
@@ -51,6 +41,7 @@ class MemoryBlobs:
             return found
 
     def put(self, name: str, data: bytes) -> None:
+        """Write a piece; the oldest ones are deleted where there is no room."""
         self.delete(name)
         with self._lock:
             self._blobs[name] = data
@@ -59,6 +50,7 @@ class MemoryBlobs:
                 self._bytes -= len(self._blobs.popitem(last=False)[1])
 
     def delete(self, name: str) -> bool:
+        """Delete a piece; False if there was none."""
         with self._lock:
             data = self._blobs.pop(name, None)
             self._bytes -= len(data or b"")
@@ -66,12 +58,7 @@ class MemoryBlobs:
 
 
 class FsspecBlobs:
-    """Pieces as files of a file system of fsspec.
-
-    Args:
-        address: a directory, or an address such as `s3://bucket/folder`.
-        max_bytes: of all files; other processes may add a little more.
-    """
+    """Pieces as files of a file system of fsspec. Other processes may make them a little more than `max_bytes`."""
 
     def __init__(self, address: str, max_bytes: int):
         import fsspec
@@ -148,15 +135,7 @@ def _replace(path: str, data: bytes) -> None:
 
 
 class RedisBlobs:
-    """Pieces in Redis, with an index of when each was last used. A piece and the index change together.
-
-    Args:
-        address: such as `redis://host:6379/0`, with the options of the redis library.
-        max_bytes: of all pieces.
-
-    Raises:
-        ImportError: the redis library is not installed.
-    """
+    """Pieces in Redis, with an index of when each was last used. A piece and the index change together."""
 
     _PUT = """
     local before = redis.call('STRLEN', KEYS[1])
@@ -202,14 +181,11 @@ class RedisBlobs:
 
 
 class SafeBlobs:
-    """A store whose failures are counted, not raised, with a checksum for each piece.
+    """A store whose failures are counted, not raised, with a checksum for each piece."""
 
-    Attributes:
-        failures: calls that failed, or were left out because the store was down, and damaged pieces.
-    """
-
-    def __init__(self, store: BlobStore):
-        self._store, self.failures, self._down_until = store, 0, 0.0
+    def __init__(self, store: MemoryBlobs | FsspecBlobs | RedisBlobs):
+        self._store, self._down_until = store, 0.0
+        self.failures = 0  # calls that failed, or were left out because the store was down, and damaged pieces
 
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
         """The pieces that are there and undamaged."""
@@ -238,22 +214,15 @@ class SafeBlobs:
             return function(*arguments)
         except Exception as error:
             if not self.failures:
-                _log.warning(
-                    "The store failed: %s: %.200s. The server continues without it.", type(error).__name__, error
-                )
+                kind = type(error).__name__
+                _log.warning("The store failed: %s: %.200s. The server continues without it.", kind, error)
             self.failures += 1
             self._down_until = time.monotonic() + _RETRY_SECONDS
             return None
 
 
 def open_blobs(address: str | None, max_bytes: int) -> SafeBlobs:
-    """The store of an address: `redis://…`, or any of fsspec; None for memory.
-
-    Raises:
-        ImportError: a library is missing.
-        ValueError: the address is unknown.
-        OSError: a directory cannot be made.
-    """
+    """The store of an address: `redis://…`, or any of fsspec; None for memory."""
     if address is None:
         return SafeBlobs(MemoryBlobs(max_bytes))
     if address.startswith(("redis://", "rediss://", "unix://")):

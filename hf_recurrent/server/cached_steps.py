@@ -29,12 +29,9 @@ class CachedSteps(ModelSteps):
     """A stock model of a server; `generate --state` does not read its state files.
 
     Args:
-        model: of transformers.
+        model: of transformers; an UnsupportedCache is raised if it is not recurrent, or its cache cannot be saved.
         block: tokens of a text that are read at once, where the model can; None for 1 on a CPU, and for 64 elsewhere,
             where the last bits depend on the batch anyway.
-
-    Raises:
-        UnsupportedCache: the model is not recurrent, or its cache cannot be saved.
     """
 
     shortest_prefix = 4

@@ -11,12 +11,7 @@ from urllib.parse import quote, urlsplit
 
 
 class ServerError(RuntimeError):
-    """An answer that is an error.
-
-    Args:
-        status: of HTTP.
-        error: with `message`, `param` and `code`.
-    """
+    """An answer that is an error, with its HTTP `status`, `code` and `param`."""
 
     def __init__(self, status: int, error: dict[str, Any]):
         super().__init__(f"{status}: {error.get('message')}")
@@ -102,12 +97,7 @@ class SessionClient:
 
 
 class RemoteSession:
-    """A session of a server.
-
-    Args:
-        client: of the server.
-        id: of the session.
-    """
+    """A session of a server, by its id."""
 
     def __init__(self, client: SessionClient, id: str):
         self.id, self._client = id, client

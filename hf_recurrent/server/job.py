@@ -21,20 +21,15 @@ from hf_recurrent.server.text_hashes import TextHashes
 
 
 class Scores:
-    """Log-probabilities of successive tokens, and of the most likely tokens at each position.
+    """Log-probabilities of successive tokens, and of `count` most likely tokens at each position.
 
-    Args:
-        count: how many of the most likely tokens.
-
-    Attributes:
-        log_probabilities: natural logarithms, before temperature, top_k and top_p; NaN where nothing was predicted.
-        alternatives: for each token, the most likely ones, token to log-probability.
+    They are natural logarithms, before temperature, top_k and top_p; NaN where nothing was predicted.
     """
 
     def __init__(self, count: int = 0):
         self._count = count
         self.log_probabilities = array("d")
-        self.alternatives: list[dict[int, float]] = []
+        self.alternatives: list[dict[int, float]] = []  # for each token, the most likely ones
 
     def bits(self) -> list[float]:
         """The information of each token in bits; NaN where nothing was predicted."""
@@ -58,38 +53,22 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Tokens to read, and the text to generate after them.
-
-    Args:
-        tokens: to read.
-        session_id: the session to continue; None for a new text, which is forgotten.
-        start: beginning of a new text; empty by default.
-        max_new_tokens: 0 only reads.
-        source: how tokens are chosen; needed to generate.
-        stops: strings that end the text; they may begin and end inside of tokens.
-        token_bytes: the bytes of a token; by default, the byte of this number.
-        scores: how many alternatives to list for each token that is read; None to compute no scores.
-        output_scores: the same for generated tokens.
-        seconds: time limit of the job.
-        text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
-            neither.
-        known: a length, and the state after this many tokens of the text.
-        owner: the client; owners share reading and rows equally, however many jobs each has.
-    """
+    """Tokens to read, and the text to generate after them."""
 
     tokens: np.ndarray
-    session_id: str | None = None
-    start: Snapshot | None = None
-    max_new_tokens: int = 0
-    source: TokenSource | None = None
-    stops: Sequence[bytes] = ()
+    session_id: str | None = None  # the session to continue; None for a new text, which is forgotten
+    start: Snapshot | None = None  # beginning of a new text; empty by default
+    max_new_tokens: int = 0  # 0 only reads
+    source: TokenSource | None = None  # how tokens are chosen; needed to generate
+    stops: Sequence[bytes] = ()  # they end the text; they may begin and end inside of tokens
     token_bytes: Callable[[int], bytes] = lambda token: bytes([token])
-    scores: int | None = None
-    output_scores: int | None = None
-    seconds: float = 600.0
+    scores: int | None = None  # how many alternatives to list for each token that is read; None for no scores
+    output_scores: int | None = None  # the same for generated tokens
+    seconds: float = 600.0  # time limit of the job
+    # Of a new text up to its first generated token: states are found and stored under them; None to do neither.
     text: TextHashes | None = None
-    known: tuple[int, RecurrentState] | None = None
-    owner: str = ""
+    known: tuple[int, RecurrentState] | None = None  # a length, and the state after this many tokens of the text
+    owner: str = ""  # the client; owners share reading and rows equally, however many jobs each has
 
     def held_back(self, output: Sequence[int]) -> int:
         """Number of the last generated tokens in which a stop string may begin."""
@@ -138,36 +117,23 @@ def _count_from(pieces: Sequence[bytes], begin: int) -> int:
 
 
 class Job:
-    """A request and its results. The scheduler writes them, another thread reads them: `is_done` is set last.
-
-    Attributes:
-        prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
-        cached_tokens: tokens that were not read, because a state after them was stored.
-        wake: called by the scheduler, in its thread, when there are new results.
-        scores: of the tokens that were read; None if the request has none. It only grows.
-        output: the generated tokens, without the end token. It only grows.
-        output_scores: of the generated tokens, likewise.
-        released: how many generated tokens are final: no stop sequence may begin with the others, and a session will
-            have them after a crash.
-        tail: the bytes between the last released token and a stop string, where this begins inside of a token.
-        finish_reason: "stop" or "length".
-        snapshot: the text at the end of the job.
-        known: a length, and the state after this many tokens of prompt and output, as if all had been read.
-        error: why the job failed.
-    """
+    """A request and its results. The scheduler writes them, another thread reads them: `is_done` is set last."""
 
     def __init__(self, request: Request):
         self.request = request
-        self.prefix: list[int] = []
-        self.cached_tokens = 0
-        self.wake: Callable[[], None] = lambda: None
+        self.prefix: list[int] = []  # the end token, if the model read it because the text was empty
+        self.cached_tokens = 0  # that were not read, because a state after them was stored
+        self.wake: Callable[[], None] = lambda: None  # called in the scheduler's thread when there are new results
+        # These only grow.
         self.scores = None if request.scores is None else Scores(request.scores)
-        self.output: list[int] = []
+        self.output: list[int] = []  # the generated tokens, without the end token
         self.output_scores = None if request.output_scores is None else Scores(request.output_scores)
+        # So many generated tokens are final: no stop string may begin in them, and a session has them after a crash.
         self.released = 0
-        self.tail = b""
-        self.finish_reason: str | None = None
-        self.snapshot: Snapshot | None = None
+        self.tail = b""  # between the last released token and a stop string that begins inside of the next one
+        self.finish_reason: str | None = None  # "stop" or "length"
+        self.snapshot: Snapshot | None = None  # the text at the end of the job
+        # A length, and the state after this many tokens of prompt and output, as if all had been read.
         self.known: tuple[int, RecurrentState] | None = None
         self.error: Exception | None = None
         self.is_done = self.is_cancelled = False

@@ -41,28 +41,17 @@ class ModelSteps:
         model: a recurrent language model.
         learns: its weights change; a step compiled from them would be recompiled each time.
         adapter_rank: of adapters of texts that learn; 0 for none.
-
-    Attributes:
-        model: the model.
-        zero: the state of a new text. A part without elements grows along its dimension of size 0.
-        slice_length: tokens that are read between two steps of the batch.
-        shortest_prefix: tokens of the shortest text whose state is worth keeping.
-        is_batched: a step takes several texts.
-        keeps_state_at_end: an end token ends an answer, not the text.
-        adapter: of texts that learn; None without.
-
-    Raises:
-        TypeError: the model has no recurrent state.
-        ValueError: it cannot have adapters.
     """
 
-    adapter: ReadoutAdapter | None = None
-    slice_length = _SLICE
-    shortest_prefix = 32
-    is_batched, keeps_state_at_end = True, False
+    adapter: ReadoutAdapter | None = None  # of texts that learn
+    slice_length = _SLICE  # tokens that are read between two steps of the batch
+    shortest_prefix = 32  # tokens of the shortest text whose state is worth keeping
+    is_batched = True  # a step takes several texts
+    keeps_state_at_end = False  # an end token ends an answer, not the text
 
     def __init__(self, model: PreTrainedModel, learns: bool = False, adapter_rank: int = 0):
         self.model, self._learns = with_state(model), learns
+        # Of a new text. A part without elements grows along its dimension of size 0.
         self.zero: RecurrentState = self.model.init_state(1)
         self._device, self._memory = model.device, getattr(self.model, "count_memory", None)
         with self._forward():
@@ -100,14 +89,8 @@ class ModelSteps:
         return pack_text_state(self.model, TextState(state, [snapshot.pending]), self._check)
 
     def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
-        """The inverse of [`pack`].
-
-        Raises:
-            ValueError: the content is damaged, has several texts, or belongs to weights that are not known.
-        """
-        return self._snapshot(unpack_text_state(self.model, data, known_weights, self._check))
-
-    def _snapshot(self, text: TextState) -> Snapshot:
+        """The inverse of [`pack`]; raises a ValueError for damaged content, several texts, or unknown weights."""
+        text = unpack_text_state(self.model, data, known_weights, self._check)
         if len(text.pending) != 1:
             raise ValueError(f"The body has the states of {len(text.pending)} texts; it must have one.")
         rest, vector = take_adapter(text.state)
@@ -145,16 +128,9 @@ class ModelSteps:
         is_sampled: bool = False,
         targets: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Feed T tokens of one text.
+        """Feed T tokens of one text; returns the logits (T, V) after each, on the CPU, and the state.
 
-        Args:
-            tokens: to feed.
-            state: before them.
-            is_sampled: the model itself has chosen them.
-            targets: the T tokens after them, from which the text's adapter learns; None to learn nothing.
-
-        Returns:
-            The logits (T, V) after each, on the CPU, and the state.
+        The text's adapter learns from `targets`, the T tokens that follow. `is_sampled` tokens are the model's own.
         """
         rest, vector = take_adapter(state)
         is_adapted = vector is not None or targets is not None
@@ -182,16 +158,9 @@ class ModelSteps:
         are_sampled: Sequence[bool],
         adapters: Sequence[torch.Tensor | None] = (),
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Feed the next token of each of B texts.
+        """Feed the next token of each of B texts; returns the logits (B, V), on the CPU, and the state.
 
-        Args:
-            tokens: one of each text.
-            state: of the texts, without adapters.
-            are_sampled: whether the model itself has chosen it, of each token.
-            adapters: of the texts.
-
-        Returns:
-            The logits (B, V), on the CPU, and the state.
+        `are_sampled` says of each token whether it is the model's own; `state` is without `adapters`.
         """
         rest, counts = take_counts(state, self._memory)
         input_ids = torch.tensor(tokens, device=self._device).unsqueeze(1)

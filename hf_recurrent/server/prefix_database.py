@@ -30,30 +30,18 @@ create table if not exists states (number integer primary key, checksum blob not
 
 
 class StoredPrefix(NamedTuple):
-    """A row of the index.
-
-    Args:
-        key: of the text.
-        parent: `whole` of the longest stored beginning of this text; None without one.
-        priority: the rows with the lowest one are deleted first.
-        nbytes: of the state.
-    """
+    """A row of the index."""
 
     key: PrefixKey
-    parent: bytes | None
-    priority: float
-    nbytes: int
+    parent: bytes | None  # `whole` of the longest stored beginning of this text; None without one
+    priority: float  # the rows with the lowest one are deleted first
+    nbytes: int  # of the state
 
 
 class PrefixDatabase:
-    """The database of a directory. One thread uses it.
+    """The database of a directory. One thread uses it. Raises an OSError if it cannot be written.
 
-    Args:
-        directory: of the database, which is created.
-        computation: names the weights and the arithmetic of the states; other computations' states are deleted.
-
-    Raises:
-        OSError: it cannot be written.
+    `computation` names the weights and the arithmetic of the states; states of others are deleted.
     """
 
     def __init__(self, directory: Path, computation: str):

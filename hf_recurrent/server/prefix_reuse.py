@@ -23,14 +23,11 @@ _SPACING, _BYTES_PER_TOKEN = 512, 128
 
 
 class PrefixReuse:
-    """Starts jobs at the longest stored beginning of their text, and stores states while they run.
-
-    Attributes:
-        tokens: number that was not read again.
-    """
+    """Starts jobs at the longest stored beginning of their text, and stores states while they run."""
 
     def __init__(self, store: PrefixStore, steps: ModelSteps, shared: SharedPrefixes | None = None):
-        self.store, self._steps, self.shared, self.tokens = store, steps, shared, 0
+        self.store, self._steps, self.shared = store, steps, shared
+        self.tokens = 0  # that were not read again
         # Equal distances would make the states of a growing cache quadratic in the length of its text.
         self._spacing = sys.maxsize if store.grows else _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
@@ -44,14 +41,14 @@ class PrefixReuse:
         if request.text is None or request.start is not None:
             return
         last = len(request.tokens) - 1
+        if request.scores is None:
+            found, known = self.store.find(request.text, last), request.known
+            if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
+                found = known
+                self.store.put(request.text, request.text.key(known[0]), known[1])
+            if found is not None:
+                self._skip(progress, *found)
         lengths = self._lengths(request.text, last)
-        found = None if request.scores is not None else self.store.find(request.text, last)
-        known = None if request.scores is not None else request.known
-        if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
-            found = known
-            self.store.put(request.text, request.text.key(known[0]), known[1])
-        if found is not None:
-            self._skip(progress, *found)
         progress.keep_at = deque(request.text.key(length) for length in lengths if length > progress.fed)
 
     def may_read(self, progress: Progress) -> bool:
@@ -74,10 +71,10 @@ class PrefixReuse:
     def after_slice(self, progress: Progress) -> None:
         """Store the state of a text if it is at one of the planned places."""
         if progress.keep_at and progress.fed == progress.keep_at[0].length:
-            key = progress.keep_at.popleft()
-            self._let_others_read(key, progress)
-            self._share(key, self.store.put(progress.job.request.text, key, progress.snapshot.state))
-            progress.job.known = key.length, progress.snapshot.state
+            self.drop(progress)
+            key, state = progress.keep_at.popleft(), progress.snapshot.state
+            self._put(progress.job.request.text, key, state)
+            progress.job.known = key.length, state
 
     def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
         """Remember the state before the last generated token if that may begin a stop sequence."""
@@ -86,37 +83,30 @@ class PrefixReuse:
             progress.before_stop = len(output) - 1, state()
 
     def end(self, progress: Progress, state: RecurrentState, is_ended: bool, stop: int) -> None:
-        """Store the state after an answer.
+        """Store the state after an answer, which has not read the end token, or lacks the last one.
 
-        Args:
-            progress: of a job that has generated.
-            state: of its text.
-            is_ended: the text has an end token, which the state has not read; otherwise, it lacks the last token.
-            stop: tokens of the stop sequence at the end of the output.
+        `stop` is the number of tokens of the stop sequence at the end of the output.
         """
         job = progress.job
         text, output = job.request.text, job.output
         # A text that begins with the model's own end token is another one than the client's.
         if not self._steps.keeps_answers or text is None or job.prefix or not (output or is_ended):
             return
-        job.known = len(text) + len(output) - (not is_ended), state
-        self._put(text.followed_by(output if is_ended else output[:-1]), state)
+        whole = text.followed_by(output if is_ended else output[:-1])
+        job.known = len(whole), state
+        self._put(whole, whole.key(len(whole)), state)
         if stop > 1 and progress.before_stop is not None and progress.before_stop[0] == len(output) - stop:
-            self._put(text.followed_by(output[:-stop]), progress.before_stop[1])
+            self._put(whole, whole.key(len(text) + len(output) - stop), progress.before_stop[1])
 
     def drop(self, progress: Progress) -> None:
-        """A job reads no more."""
-        if progress.keep_at:
-            self._let_others_read(progress.keep_at[0], progress)
+        """Let others read the next tokens of a job."""
+        if progress.keep_at and self._readers.get(progress.keep_at[0].whole) is progress:
+            del self._readers[progress.keep_at[0].whole]
 
     def close(self) -> None:
         self.store.close()
         if self.shared is not None:
             self.shared.close()
-
-    def _share(self, key: PrefixKey, data: bytes | None) -> None:
-        if self.shared is not None and data is not None:
-            self.shared.put(key, data)
 
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
         """Lengths at which states of a text of `last` tokens are stored: its ends, and growing distances."""
@@ -133,11 +123,9 @@ class PrefixReuse:
         progress.job.cached_tokens += skipped
         self.tokens += skipped
 
-    def _let_others_read(self, key: PrefixKey, progress: Progress) -> None:
-        if self._readers.get(key.whole) is progress:
-            del self._readers[key.whole]
-
-    def _put(self, text: TextHashes, state: RecurrentState) -> None:
-        if len(text) >= self._steps.shortest_prefix:
-            key = text.key(len(text))
-            self._share(key, self.store.put(text, key, state))
+    def _put(self, text: TextHashes, key: PrefixKey, state: RecurrentState) -> None:
+        """Store the state after the first tokens of a text, whose key this is."""
+        if key.length >= self._steps.shortest_prefix:
+            data = self.store.put(text, key, state)
+            if self.shared is not None and data is not None:
+                self.shared.put(key, data)

@@ -15,23 +15,14 @@ _OVERHEAD = 1024
 
 @dataclass(eq=False)
 class _Entry:
-    """A stored state.
-
-    Args:
-        key: of its text.
-        data: the packed state; None if it is only on disk so far.
-        nbytes: of the entry.
-        parent: the entry of the longest stored beginning of this text.
-        children: entries whose parent this is.
-        priority: the entry with the lowest one is evicted first.
-    """
+    """A stored state."""
 
     key: PrefixKey
-    data: bytes | None
+    data: bytes | None  # the packed state; None if it is only on disk so far
     nbytes: int
-    parent: "_Entry | None" = None
-    children: "set[_Entry]" = field(default_factory=set)
-    priority: float = 0.0
+    parent: "_Entry | None" = None  # of the longest stored beginning of this text
+    children: "set[_Entry]" = field(default_factory=set)  # whose parent this is
+    priority: float = 0.0  # the entry with the lowest one is evicted first
 
     @property
     def gain(self) -> int:
@@ -40,25 +31,16 @@ class _Entry:
 
 
 class PrefixStore:
-    """States by the tokens before them. One thread uses it.
+    """States by the tokens before them, in memory, and in a database if there is one. One thread uses it.
 
     An entry's priority is the last evicted one's plus the tokens that it saves, renewed whenever it is used
     (GreedyDual): an old entry stays longer the more it saves. Where states grow, tokens count for less the larger the
     state is. When a state is evicted, what it saved is added to the next longer one of the same text.
-
-    Args:
-        zero: a state of the model, of one stream.
-        max_bytes: of all states, in memory, and in the database too.
-        database: keeps them when the process ends; None to keep them in memory only.
-
-    Attributes:
-        entry_bytes: of the smallest entry.
-        grows: states grow with their text.
     """
 
     def __init__(self, zero: RecurrentState, max_bytes: int, database: PrefixDatabase | None = None):
         self._packing, self._database = StatePacking(zero), database
-        self.entry_bytes = self._packing.nbytes + _OVERHEAD
+        self.entry_bytes = self._packing.nbytes + _OVERHEAD  # of the smallest entry
         self.grows, self._max_bytes, self._bytes = self._packing.grows, max_bytes, 0
         self._entries: dict[bytes, _Entry] = {}
         self._lengths: dict[bytes, Counter[int]] = {}  # hash of a block → lengths of entries that end in it
@@ -116,13 +98,11 @@ class PrefixStore:
     def _load(self, database: PrefixDatabase) -> None:
         """The index of the database; states are read when they are used."""
         rows = list(database.index())
+        self._entries = {row.key.whole: _Entry(row.key, None, row.nbytes + _OVERHEAD) for row in rows}
         for row in rows:
-            self._entries[row.key.whole] = _Entry(row.key, None, row.nbytes + _OVERHEAD)
-        for row in rows:
-            parent = self._entries.get(row.parent) if row.parent else None
+            entry, parent = self._entries[row.key.whole], self._entries.get(row.parent)
             if parent is not None and parent.key.length >= row.key.length:  # a damaged row
                 parent = None
-            entry = self._entries[row.key.whole]
             self._add(entry, parent)
             self._push(entry, row.priority)
         self._clock = min((row.priority for row in rows), default=0.0)

@@ -1,7 +1,6 @@
 """Several processes that serve one port: they accept from the same socket, and one that dies is started again."""
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,9 +17,7 @@ _SHORTEST_LIFE = 1.0  # seconds; a process that lived shorter is restarted after
 class Processes:
     """The parent of processes.
 
-    Args:
-        count: how many.
-        run: serves until SIGTERM; it is called in each process, with a function to call once it accepts requests.
+    `run` serves until SIGTERM; it is called in each process, with a function to call once it accepts requests.
     """
 
     def __init__(self, count: int, run: Callable[[Callable[[], None]], None]):
@@ -31,8 +28,7 @@ class Processes:
     def serve(self, report: Callable[[], None]) -> None:
         """Run all until SIGINT or SIGTERM; `report` is called once all accept requests.
 
-        Raises:
-            RuntimeError: a process has ended before it accepted requests; its error is on standard error.
+        Raises a RuntimeError if a process has ended before that; its error is on standard error.
         """
         for name in _STOPS:
             signal.signal(name, self._stop)
@@ -103,7 +99,6 @@ def _write(pipe: int) -> None:
 
 def _is_written(pipe: int) -> bool:
     """Wait until a process has written to its pipe; False if it has ended before."""
-    select.select([pipe], [], [])
     data = os.read(pipe, 1)
     os.close(pipe)
     return bool(data)

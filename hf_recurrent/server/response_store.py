@@ -18,32 +18,20 @@ _ID = re.compile(r"resp_[A-Za-z0-9_-]{20,60}")
 
 @dataclass(frozen=True, eq=False)
 class StoredResponse:
-    """A response.
+    """A response."""
 
-    Args:
-        content: as JSON.
-        input_items: that the request had.
-        messages: of the conversation, with the answer, as chat templates have them.
-        text: of prompt and answer.
-        tokens: of this text.
-        known: a length, and the state after this many of these tokens, or None.
-    """
-
-    content: dict[str, Any]
-    input_items: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-    text: str
-    tokens: np.ndarray
-    known: tuple[int, RecurrentState] | None = None
+    content: dict[str, Any]  # as JSON
+    input_items: list[dict[str, Any]]  # that the request had
+    messages: list[dict[str, Any]]  # of the conversation, with the answer, as chat templates have them
+    text: str  # of prompt and answer
+    tokens: np.ndarray  # of this text
+    known: tuple[int, RecurrentState] | None = None  # a length, and the state after this many of these tokens
 
 
 class ResponseStore:
     """Responses by id. Its methods block; any thread may call them.
 
-    Args:
-        blobs: where they are kept.
-        zero: a state of the model.
-        computation: names the weights and the arithmetic of the states; other states are not used.
+    `computation` names the weights and the arithmetic of the states; states of others are not used.
     """
 
     def __init__(self, blobs: SafeBlobs, zero: RecurrentState, computation: str):

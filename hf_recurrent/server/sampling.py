@@ -14,28 +14,18 @@ from hf_recurrent.generation.sampling import Sampling
 
 @dataclass(frozen=True)
 class LogitChanges:
-    """Changes of the logits of a text that depend on its tokens, before its sampling.
+    """Changes of the logits of a text that depend on its tokens, before its sampling."""
 
-    Args:
-        presence_penalty: subtracted from the logits of generated tokens.
-        frequency_penalty: subtracted from these logits once for every time that the token was generated.
-        repetition_penalty: of `generate()`: divides positive logits of tokens read or generated, multiplies negative
-            ones.
-        logit_bias: pairs of a token and what is added to its logit.
-    """
-
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0  # subtracted from the logits of generated tokens
+    frequency_penalty: float = 0.0  # subtracted from these once for every time that the token was generated
+    repetition_penalty: float = 1.0  # as in `generate()`, for tokens read or generated
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token and what is added to its logit
 
 
 class TokenSource:
     """The sampling of one row, and its random numbers: as in `generate()` after `torch.manual_seed(seed)`.
 
-    Args:
-        vocab_size: V; needed for changes.
-        constraint: of the text; it applies after the changes.
+    Changes need the size of the vocabulary, V. A constraint applies after them.
     """
 
     def __init__(
@@ -81,8 +71,12 @@ class TokenSource:
 
     def changed(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits (V,) with the changes; -inf for tokens that the constraint does not allow."""
-        if self.changes is not None:
-            logits = self._with_changes(logits)
+        if (changes := self.changes) is not None:
+            logits = logits + self._bias
+            if (factor := changes.repetition_penalty) != 1.0:
+                logits = torch.where(self._read, torch.where(logits < 0, logits * factor, logits / factor), logits)
+            penalty = changes.presence_penalty * (self._counts > 0)
+            logits = logits - penalty - changes.frequency_penalty * self._counts
         if self._follower is not None:
             allowed = self._follower.allowed()
             refused = torch.ones(len(logits), dtype=torch.bool)  # a model may have more logits than tokens
@@ -90,26 +84,21 @@ class TokenSource:
             logits = logits.masked_fill(refused, -torch.inf)
         return logits
 
-    def _with_changes(self, logits: torch.Tensor) -> torch.Tensor:
-        changes, logits = self.changes, logits + self._bias
-        if changes.repetition_penalty != 1.0:
-            factor = changes.repetition_penalty
-            logits = torch.where(self._read, torch.where(logits < 0, logits * factor, logits / factor), logits)
-        return logits - changes.presence_penalty * (self._counts > 0) - changes.frequency_penalty * self._counts
-
 
 def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[int | None]:
     """The next token of each row; None where the probabilities are NaN or a constraint allows no token.
 
-    Args:
-        logits: (B, V), on the CPU; not changed.
-        sources: of the B rows.
+    The logits (B, V) are on the CPU, and not changed.
     """
     rows_of: dict[Sampling, list[int]] = {}
     for row, source in enumerate(sources):
         rows_of.setdefault(source.sampling, []).append(row)
     chosen: list[int | None] = [None] * len(sources)
-    logits = _changed(logits, sources)
+    changing = [row for row, source in enumerate(sources) if source.is_changing]
+    if changing:
+        logits = logits.clone()
+    for row in changing:
+        logits[row] = sources[row].changed(logits[row])
     for sampling, rows in rows_of.items():
         # A copy in float32, as in `generate()`.
         scores = logits[rows].float() if len(rows) < len(sources) else logits.float()
@@ -128,12 +117,3 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
                 chosen[row] = token
                 sources[row].add(token)
     return chosen
-
-
-def _changed(logits: torch.Tensor, sources: Sequence[TokenSource]) -> torch.Tensor:
-    rows = [row for row, source in enumerate(sources) if source.is_changing]
-    if rows:
-        logits = logits.clone()
-        for row in rows:
-            logits[row] = sources[row].changed(logits[row])
-    return logits

@@ -54,43 +54,27 @@ class TimeIsUp(RuntimeError):
     """A job was not done in its time."""
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """Runs jobs until it is closed.
+    """Runs jobs until it is closed."""
 
-    Args:
-        steps: the model.
-        store: of the sessions.
-        reuse: of states of earlier texts; None to read each text from its beginning.
-        learner: learns from the text that sessions marked for it read; None for a model that does not change.
-        responses: stored ones; only kept here for the routes.
-        begin_token: read at the beginning of an empty text before it is continued; None where there is none.
-        end_tokens: tokens that end a text.
-        max_rows: texts that generate at a time; more take turns.
-        max_jobs: jobs at a time.
-    """
+    steps: ModelSteps
+    store: SessionStore
+    reuse: PrefixReuse | None = None  # of states of earlier texts; None to read each text from its beginning
+    learner: SessionLearner | None = None  # from the text that sessions marked for it read
+    responses: ResponseStore | None = None  # only kept here for the routes
+    begin_token: int | None = None  # read at the beginning of an empty text before it is continued
+    end_tokens: frozenset[int] = frozenset()  # that end a text
+    max_rows: int = 128  # texts that generate at a time; more take turns
+    max_jobs: int = 512
 
-    def __init__(
-        self,
-        steps: ModelSteps,
-        store: SessionStore,
-        *,
-        reuse: PrefixReuse | None = None,
-        learner: SessionLearner | None = None,
-        responses: ResponseStore | None = None,
-        begin_token: int | None = None,
-        end_tokens: frozenset[int] = frozenset(),
-        max_rows: int = 128,
-        max_jobs: int = 512,
-    ):
-        self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
-        self.reuse, self.responses = reuse, responses
-        self._begin_token, self.end_tokens = begin_token, end_tokens
-        self._max_rows, self._max_jobs = max_rows, max_jobs
+    def __post_init__(self) -> None:
+        self.counts = Counts()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
         self._reading = FairQueue()
         self._waiting = FairQueue()  # for a row
-        self._batch = Batch(steps)
+        self._batch = Batch(self.steps)
         self._last_commit = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -114,13 +98,7 @@ class Scheduler:
         return future
 
     def submit(self, job: Job) -> Future:
-        """Begin a job; the future has a result once it is accepted.
-
-        Raises, in the future:
-            UnknownSession, SessionBusy: from [`SessionStore.acquire`].
-            TooMany: the limit of jobs is reached.
-            NothingToContinue: the text is empty.
-        """
+        """Begin a job; the future has a result once it is accepted, or the error of why it is not."""
         return self.call(self._admit, job)
 
     def stop(self, session_id: str) -> bool:
@@ -186,17 +164,17 @@ class Scheduler:
     def _admit(self, job: Job) -> None:
         request = job.request
         to_read = len(request.tokens) + sum(len(other.job.request.tokens) for other in self._reading)
-        if len(self._all_jobs()) >= self._max_jobs or to_read > _MOST_WAITING:
+        if len(self._all_jobs()) >= self.max_jobs or to_read > _MOST_WAITING:
             raise TooMany("The server is busy: too many requests wait; try again later.")
         session = None if request.session_id is None else self.store.acquire(request.session_id)
         origin = session.snapshot if session else request.start or Snapshot(self.store.zero)
         if not len(request.tokens) and origin.pending is None and request.max_new_tokens:
-            if self._begin_token is None:
+            if self.begin_token is None:
                 if session is not None:
                     self.store.release(session, origin)
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
-            origin = replace(origin, pending=self._begin_token)
-            job.prefix = [self._begin_token]
+            origin = replace(origin, pending=self.begin_token)
+            job.prefix = [self.begin_token]
             request.source.read(job.prefix)
         progress = Progress(job, session, origin, origin)
         if self.reuse is not None:
@@ -230,7 +208,7 @@ class Scheduler:
             left -= max(progress.fed - before, 1)
 
     def _fill_rows(self) -> None:
-        free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
+        free = min(self.max_rows - len(self._batch.rows), len(self._waiting))
         if free > 0:
             new, now = self._waiting.first(free), time.monotonic()
             for progress in new:
@@ -242,7 +220,7 @@ class Scheduler:
     def _end_turns(self, now: float) -> None:
         """Make room for texts that wait; all generated tokens must be durable."""
         over = [row for row, each in enumerate(self._batch.rows) if now - each.turn_began >= _TURN_SECONDS]
-        missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
+        missing = len(self._waiting) - (self.max_rows - len(self._batch.rows))
         if over and missing > 0:
             over.sort(key=lambda row: self._batch.rows[row].turn_began)
             for progress in self._batch.end_turns(over[:missing]):
@@ -295,17 +273,17 @@ class Scheduler:
                 job.output.append(token)
                 if self.reuse is not None and job.request.stops:
                     self.reuse.after_step(progress, partial(self._batch.state, row))
-                is_stopped = bool(job.request.stops and job.request.matched_stop(job.output)[0])
-                if is_stopped or len(job.output) >= job.request.max_new_tokens:
-                    self._end_row(row, "stop" if is_stopped else "length")
+                stop, tail = job.request.matched_stop(job.output) if job.request.stops else (0, b"")
+                if stop or len(job.output) >= job.request.max_new_tokens:
+                    self._end_row(row, "stop" if stop else "length", stop, tail)
                     ended.add(row)
         self._batch.remove(ended)
 
-    def _end_row(self, row: int, reason: str) -> None:
-        """Finish the job of a row, which the caller removes."""
+    def _end_row(self, row: int, reason: str, stop: int = 0, tail: bytes = b"") -> None:
+        """Finish the job of a row, which the caller removes; its last `stop` tokens are `tail` and a stop string."""
         progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
         job = progress.job
-        stop, job.tail = job.request.matched_stop(job.output) if reason == "stop" else (0, b"")
+        job.tail = tail
         if self.reuse is not None:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
         if reason == "end" and self.steps.keeps_state_at_end:  # the end token is part of the text
@@ -322,12 +300,9 @@ class Scheduler:
         is_due = now - self._last_commit >= _COMMIT_SECONDS
         if is_due:
             self._last_commit = now
-        is_held = self.store.is_on_disk and not is_due
+        is_held = self.store.database is not None and not is_due
         released = [progress for progress in self._batch.rows if progress.session is None]
-        durable = [
-            row for row, progress in enumerate(self._batch.rows) if progress.session is not None and not is_held
-        ]
-        rows = {row: self._batch.rows[row] for row in durable}
+        rows = {row: each for row, each in enumerate(self._batch.rows) if each.session is not None and not is_held}
         try:
             self.store.journal(
                 (progress.session, progress.job.output[progress.journaled :], partial(self._batch.snapshot, row))
@@ -337,7 +312,7 @@ class Scheduler:
         except Exception as error:
             for progress in rows.values():
                 self._fail(progress, error)
-            self._batch.remove(durable)
+            self._batch.remove(rows)
         for progress in released:
             job = progress.job
             progress.journaled = len(job.output)

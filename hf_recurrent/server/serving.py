@@ -50,33 +50,20 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """Options of a served model; most fields are flags of `serve`.
+    """Options of a served model; most fields are flags of `serve`."""
 
-    Args:
-        session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
-        learning: None for a model that does not change.
-        max_sessions, max_resident, public: `max_states`, `max_resident` and `forgets` of [`SessionStore`].
-        max_rows, max_waiting: `max_rows` and `max_jobs` of [`Scheduler`].
-        prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
-        store: address of [`open_blobs`], of stored responses, and of states that processes share; by default a folder
-            of `session_dir`, or memory, and nothing is shared.
-        store_bytes: of all that is in it.
-        block: see [`CachedSteps`], for models of transformers.
-        adapter_rank: see [`ReadoutAdapter`], for models of hf_recurrent that do not learn; 0 for none.
-    """
-
-    session_dir: Path | None = None
-    learning: Learning | None = None
+    session_dir: Path | None = None  # of sessions, and states of other texts; None to forget them at the end
+    learning: Learning | None = None  # None for a model that does not change
     max_sessions: int = 20_000
     max_resident: int = 1000
     max_rows: int = 128
     max_waiting: int = 512
-    public: bool = False
-    prefix_bytes: int = 1 << 28
-    store: str | None = None
+    public: bool = False  # the least recently used sessions make room
+    prefix_bytes: int = 1 << 28  # of states of texts that are no sessions; 0, and a model that learns, store none
+    store: str | None = None  # of responses, and shared states; by default in `session_dir` or memory, and not shared
     store_bytes: int = 1 << 28
-    block: int | None = None
-    adapter_rank: int = 0
+    block: int | None = None  # see [`CachedSteps`], for models of transformers
+    adapter_rank: int = 0  # see [`ReadoutAdapter`], for models of hf_recurrent that do not learn; 0 for none
 
 
 @contextmanager
@@ -92,8 +79,6 @@ def serving_scheduler(model: PreTrainedModel, tokenizer: Any, **options: Any) ->
         UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
         ValueError: the model cannot have adapters, the sessions belong to other weights or have another rank,
             or another process uses a directory.
-        ImportError: `store` needs a library that is missing.
-        OSError: a directory cannot be written.
     """
     given = ServingOptions(**options)
     steps = _steps(model, tokenizer, given)

@@ -39,9 +39,7 @@ create index if not exists journal_sessions on journal (session);
 class SessionDatabase:
     """The database of a directory. One thread uses it.
 
-    Raises:
-        ValueError: the file is damaged, or of a later version.
-        OSError: it cannot be written.
+    Raises a ValueError if the file is damaged or of a later version, and an OSError if it cannot be written.
     """
 
     def __init__(self, directory: Path, zero: RecurrentState):
@@ -115,11 +113,7 @@ class SessionDatabase:
             self._connection.executemany("insert into journal (session, tokens) values (?, ?)", rows)
 
     def read(self, session_id: str) -> tuple[Session, list[int]]:
-        """A session as its record has it, and the tokens of its journal.
-
-        Raises:
-            ValueError: the record is damaged.
-        """
+        """A session as its record has it, and the tokens of its journal; raises a ValueError for a damaged record."""
         query = "select created, learns, state, pending, bytes_read from sessions where id = ?"
         created, learns, *place = self._connection.execute(query, (session_id,)).fetchone()
         query = "select name, state, pending, bytes_read from marks where session = ?"

@@ -5,7 +5,6 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,25 +25,18 @@ _MOST_STREAMS = 16  # sessions whose sensitivities are in memory
 
 
 class SessionLearner:
-    """Learns from the texts of many sessions. One thread uses it.
+    """Learns from the texts of many sessions; writes checkpoints in a directory. One thread uses it.
 
     A session that was on disk, forked or rewound, or that generated, begins again with sensitivities of zero.
-
-    Args:
-        learner: of the model.
-        directory: where checkpoints are written, as checkpoint-BYTES.
-        save_every: bytes between two checkpoints.
-
-    Attributes:
-        failures: texts whose loss or gradient was NaN or infinite; nothing was learned from them.
     """
 
     def __init__(self, learner: OnlineLearner, directory: Path, *, save_every: int = 100_000):
         self._learner, self._directory, self._save_every = learner, Path(directory), save_every
         self._streams: OrderedDict[str, tuple[LearnerStream, int]] = OrderedDict()
-        self.failures = 0
+        self.failures = 0  # texts whose loss or gradient was NaN or infinite; nothing was learned from them
         known = self._directory / _WEIGHTS_FILE
-        self._known_weights = set(read_json(known)) if known.is_file() else set()
+        # Hashes of the weights that the model had when states were saved; such states are still accepted.
+        self.known_weights = set(read_json(known)) if known.is_file() else set()
         if not self.checkpoints():
             self.save()
         self._saved_at = learner.bytes_read
@@ -54,11 +46,6 @@ class SessionLearner:
     def slice_length(self) -> int:
         """Bytes that are read and learned from at a time."""
         return self._learner.settings.stride * self._learner.settings.update_every
-
-    @property
-    def known_weights(self) -> frozenset[str]:
-        """Hashes of the weights that the model had when states were saved; such states are still accepted."""
-        return frozenset(self._known_weights)
 
     def record(self) -> PrequentialRecord:
         """Bytes read, updates and prequential bits per byte."""
@@ -72,7 +59,7 @@ class SessionLearner:
         own, self._learner.stream = self._learner.stream, stream
         try:
             with torch.enable_grad():
-                self._learner.read(self._bytes(tokens))
+                self._learner.read(self._learner.tokenizer.decode_bytes(np.array(tokens)))
         except NonFiniteLossError as error:
             self.failures += 1
             _log.warning("Nothing was learned from a text: %s", error)
@@ -90,11 +77,7 @@ class SessionLearner:
         return [Path(path).name for path in list_checkpoints(self._directory)]
 
     def save(self) -> str:
-        """Write a checkpoint; returns its name.
-
-        Raises:
-            OSError: it cannot be written; earlier ones are unchanged.
-        """
+        """Write a checkpoint; returns its name. If that fails, earlier ones are unchanged."""
         name = f"checkpoint-{self._learner.bytes_read}"
         self._saved_at = self._learner.bytes_read
         self._learner.save(self._directory / name)
@@ -106,8 +89,7 @@ class SessionLearner:
     def unlearn(self, name: str) -> None:
         """Go back to the weights and the optimizer of a checkpoint. Sessions keep their states.
 
-        Raises:
-            ValueError: there is no such checkpoint, or it is damaged.
+        Raises a ValueError if there is no such checkpoint, or it is damaged.
         """
         if name not in self.checkpoints():
             raise ValueError(f"`checkpoint` is {name!r:.80}; it must be one of {', '.join(self.checkpoints())}.")
@@ -121,10 +103,6 @@ class SessionLearner:
     def remember_weights(self) -> None:
         """Accept states of the present weights later, when the model has learned more."""
         found = weights_hash(self._learner.model)
-        if found not in self._known_weights:
-            self._known_weights.add(found)
-            write_json(sorted(self._known_weights), self._directory / _WEIGHTS_FILE)
-
-    def _bytes(self, tokens: Sequence[int]) -> bytes:
-        tokenizer: Any = self._learner.tokenizer
-        return bytes(tokens) if tokenizer is None else tokenizer.decode_bytes(np.array(tokens))
+        if found not in self.known_weights:
+            self.known_weights.add(found)
+            write_json(sorted(self.known_weights), self._directory / _WEIGHTS_FILE)

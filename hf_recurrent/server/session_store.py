@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
@@ -37,47 +37,34 @@ class TooMany(SessionError):
     """A limit of the server is reached."""
 
 
+@dataclass(eq=False)
 class SessionStore:
     """Sessions by id. One thread uses it.
 
     A method that takes an id or the name of a mark raises UnknownSession if there is none, and SessionBusy if it would
     change or copy a session that reads or generates.
-
-    Args:
-        zero: the state of a new session.
-        database: where sessions are kept; None to keep them in memory only.
-        replay: feeds tokens to a snapshot, for sessions whose journal a killed process left.
-        max_states: how many sessions and marks there may be together.
-        max_resident: with a database, how many sessions stay in memory; the least recently used leave first.
-        forgets: where there is no room, delete the least recently used idle session; needs no database.
     """
 
-    def __init__(
-        self,
-        zero: RecurrentState,
-        database: SessionDatabase | None = None,
-        replay: Callable[[Snapshot, Sequence[int]], Snapshot] | None = None,
-        *,
-        max_states: int = 20_000,
-        max_resident: int = 1000,
-        forgets: bool = False,
-    ):
-        self.zero, self._database, self._replay = zero, database, replay
-        self._max_states, self._max_resident, self._forgets = max_states, max_resident, forgets
+    zero: RecurrentState  # the state of a new session
+    database: SessionDatabase | None = None  # where sessions are kept; None to keep them in memory only
+    # Feeds tokens to a snapshot, for sessions whose journal a killed process left.
+    replay: Callable[[Snapshot, Sequence[int]], Snapshot] | None = None
+    max_states: int = field(default=20_000, kw_only=True)  # how many sessions and marks there may be together
+    # With a database, how many sessions stay in memory; the least recently used leave first.
+    max_resident: int = field(default=1000, kw_only=True)
+    # Where there is no room, delete the least recently used idle session; needs no database.
+    forgets: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
         self._resident: OrderedDict[str, Session] = OrderedDict()
         self._busy: set[str] = set()
         self._journaled: dict[str, int] = {}
         # Ids in the order of creation.
-        self._ids: dict[str, None] = dict.fromkeys(database.ids() if database else ())
-        self._marks = database.count_marks() if database else 0
+        self._ids: dict[str, None] = dict.fromkeys(self.database.ids() if self.database else ())
+        self._marks = self.database.count_marks() if self.database else 0
 
     def __len__(self) -> int:
         return len(self._ids)
-
-    @property
-    def is_on_disk(self) -> bool:
-        """True if sessions outlive the process."""
-        return self._database is not None
 
     @property
     def resident(self) -> int:
@@ -94,15 +81,11 @@ class SessionStore:
         return list(islice(found, limit))
 
     def add(self, session: Session) -> Session:
-        """Keep a new session.
-
-        Raises:
-            TooMany: the limit of sessions and marks is reached.
-        """
+        """Keep a new session; raises TooMany if the limit of sessions and marks is reached."""
         self._check_room(1 + len(session.marks))
-        if self._database:
-            self._database.write(session)
-            self._database.write_marks(session, session.marks)
+        if self.database:
+            self.database.write(session)
+            self.database.write_marks(session, session.marks)
         self._marks += len(session.marks)
         self._ids[session.id] = None
         self._resident[session.id] = session
@@ -115,12 +98,12 @@ class SessionStore:
             raise UnknownSession("There is no such session.")
         session = self._resident.get(session_id)
         if session is None:
-            session, journal = self._database.read(session_id)
+            session, journal = self.database.read(session_id)
             if journal:
-                session.snapshot = self._replay(session.snapshot, journal)
+                session.snapshot = self.replay(session.snapshot, journal)
             if journal or session.snapshot.is_generating:
                 session.snapshot = replace(session.snapshot, is_generating=False)
-                self._database.write(session)
+                self.database.write(session)
             self._resident[session_id] = session
             self._evict(session_id)
         self._resident.move_to_end(session_id)
@@ -135,8 +118,8 @@ class SessionStore:
         session = self._idle(session_id)
         is_new = name not in session.marks
         self._check_room(is_new, session_id)
-        if self._database:
-            self._database.write_marks(session, {name: session.snapshot})
+        if self.database:
+            self.database.write_marks(session, {name: session.snapshot})
         session.marks[name] = session.snapshot
         self._marks += is_new
         return session
@@ -144,8 +127,8 @@ class SessionStore:
     def delete_mark(self, session_id: str, name: str) -> Session:
         session = self._idle(session_id)
         self._mark(session, name)
-        if self._database:
-            self._database.delete_mark(session, name)
+        if self.database:
+            self.database.delete_mark(session, name)
         del session.marks[name]
         self._marks -= 1
         return session
@@ -165,8 +148,8 @@ class SessionStore:
     def delete(self, session_id: str) -> None:
         """Forget a session with its marks."""
         session = self._idle(session_id)
-        if self._database:
-            self._database.delete(session_id)
+        if self.database:
+            self.database.delete(session_id)
         self._resident.pop(session_id, None)
         del self._ids[session_id]
         self._marks -= len(session.marks)
@@ -187,7 +170,7 @@ class SessionStore:
 
     def journal(self, generated: Iterable[tuple[Session, list[int], Callable[[], Snapshot]]]) -> None:
         """Make durable, for each session, the tokens generated since the last call; with the snapshot after them."""
-        if not self._database:
+        if not self.database:
             return
         short = []
         for session, tokens, snapshot in generated:
@@ -198,31 +181,31 @@ class SessionStore:
                 self._journaled[session.id] = length
                 short.append((session.id, tokens))
         if short:
-            self._database.append(short)
+            self.database.append(short)
 
     def close(self) -> None:
-        if self._database:
-            self._database.close()
+        if self.database:
+            self.database.close()
 
     def _replace(self, session: Session, snapshot: Snapshot) -> None:
         before, session.snapshot = session.snapshot, snapshot
-        if not self._database:
+        if not self.database:
             return
         try:
-            self._database.write(session)
+            self.database.write(session)
         except BaseException:
             session.snapshot = before
             raise
         self._journaled.pop(session.id, None)
 
     def _check_room(self, more: int, keep: str | None = None) -> None:
-        if self._forgets:
+        if self.forgets:
             idle = [each for each in self._resident if each not in self._busy and each != keep]
-            while idle and len(self) + self._marks + more > self._max_states:
+            while idle and len(self) + self._marks + more > self.max_states:
                 self.delete(idle.pop(0))
         count = len(self) + self._marks
-        if more and count + more > self._max_states:
-            raise TooMany(f"There are {count} sessions and marks; this server allows {self._max_states}; delete some.")
+        if more and count + more > self.max_states:
+            raise TooMany(f"There are {count} sessions and marks; this server allows {self.max_states}; delete some.")
 
     def _idle(self, session_id: str) -> Session:
         if session_id in self._busy:
@@ -238,7 +221,7 @@ class SessionStore:
 
     def _evict(self, keep: str | None = None) -> None:
         """Forget the least recently used idle sessions, which are on disk."""
-        excess = len(self._resident) - self._max_resident if self._database else 0
+        excess = len(self._resident) - self.max_resident if self.database else 0
         if excess > 0:
             idle = (each for each in self._resident if each not in self._busy and each != keep)
             for session_id in list(islice(idle, excess)):

@@ -13,19 +13,14 @@ _SIZE = "<u4"
 class StatePacking:
     """States of one model as plain bytes, without names and shapes; the sizes of growing parts come first.
 
-    Args:
-        zero: a state of one stream. A part without elements grows along its dimension of size 0.
-
-    Attributes:
-        nbytes: of the smallest state; of every one if no part grows.
-        grows: some part does.
+    A part of `zero`, a state of one stream, grows along its dimension of size 0 if it has no elements.
     """
 
     def __init__(self, zero: RecurrentState):
         self._zero = zero
         self._growing = {name: part.shape.index(0) for name, part in zero.items() if not part.numel()}
         self.grows = bool(self._growing)
-        self.nbytes = len(self.pack(zero))
+        self.nbytes = len(self.pack(zero))  # of the smallest state; of every one if no part grows
 
     def pack(self, state: RecurrentState) -> bytes:
         """The elements of a state; a part that grows may be missing."""
@@ -36,11 +31,7 @@ class StatePacking:
         return sizes + b"".join(map(_bytes_of, parts.values()))
 
     def unpack(self, data: bytes) -> RecurrentState:
-        """The inverse of [`pack`].
-
-        Raises:
-            ValueError: the size differs from the states of this model.
-        """
+        """The inverse of [`pack`]; raises a ValueError if the size differs from the states of this model."""
         begin, needed = np.dtype(_SIZE).itemsize * len(self._growing), self.nbytes
         shapes = {name: list(part.shape) for name, part in self._zero.items()}
         if len(data) >= begin:

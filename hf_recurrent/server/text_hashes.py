@@ -17,17 +17,11 @@ _TOKEN = "<u4"
 
 
 class PrefixKey(NamedTuple):
-    """The key of the first tokens of a text.
-
-    Args:
-        length: how many tokens.
-        block: hash of the tokens before the last multiple of the block size.
-        whole: hash of all of them.
-    """
+    """The key of the first tokens of a text."""
 
     length: int
-    block: bytes
-    whole: bytes
+    block: bytes  # hash of the tokens before the last multiple of the block size
+    whole: bytes  # hash of all of them
 
 
 class TextHashes:

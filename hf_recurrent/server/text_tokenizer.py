@@ -21,9 +21,7 @@ _SPACE = "\u2581"  # of SentencePiece
 class TextTokenizer:
     """The methods of a byte tokenizer for another one, whose own attributes it has, too.
 
-    Args:
-        tokenizer: of transformers.
-        vocab_size: of the model, which may have more tokens than the tokenizer; the others have no bytes.
+    The model may have more tokens, `vocab_size`, than the tokenizer; the others have no bytes.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int):
@@ -35,14 +33,9 @@ class TextTokenizer:
         return getattr(self.tokenizer, name)
 
     def encode_bytes(self, text: bytes, *, begins: bool = False) -> np.ndarray:
-        """The tokens of a text.
+        """The tokens of a text in UTF-8; raises a ValueError if it is not.
 
-        Args:
-            text: UTF-8.
-            begins: add the tokens that the tokenizer puts at the beginning and end of a text.
-
-        Raises:
-            ValueError: the text is not UTF-8.
+        `begins` adds the tokens that the tokenizer puts at the beginning and end of a text.
         """
         try:
             decoded = text.decode()

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset, generate_speculative
 from hf_recurrent.generation import state_reader
-from hf_recurrent.generation.drafts import PromptLookup
+from hf_recurrent.generation.drafts import GreedyChoice, PromptLookup, SampledChoice
 from hf_recurrent.generation.sampling import Sampling, draw
-from hf_recurrent.generation.token_choice import GreedyChoice, SampledChoice
 from hf_recurrent.modeling.step import compiled_step
 
 PROMPT = torch.tensor([list(b"def main(")])

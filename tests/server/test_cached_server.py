@@ -12,7 +12,7 @@ from running_server import running_server
 from word_tokenizers import END, END_OF_TURN, byte_level_tokenizer
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.routes.completion_texts import CompletionChoice
+from hf_recurrent.server.routes.completions import CompletionChoice
 from hf_recurrent.server.text_tokenizer import TextTokenizer
 
 PROMPT = "The server reads größer text"

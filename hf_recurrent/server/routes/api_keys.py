@@ -19,19 +19,12 @@ _LIMITS = ("max_requests", "requests_per_minute")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key, which is one client for the server.
+    """A key, which is one client for the server."""
 
-    Args:
-        name: in logs and metrics.
-        digest: SHA-256 of the key.
-        max_requests: at the same time; None for any number.
-        requests_per_minute: on average, all of them in a moment too; None for any number.
-    """
-
-    name: str
-    digest: bytes
-    max_requests: int | None = None
-    requests_per_minute: int | None = None
+    name: str  # in logs and metrics
+    digest: bytes  # SHA-256 of the key
+    max_requests: int | None = None  # at the same time
+    requests_per_minute: int | None = None  # on average, all of them in a moment too
 
 
 def plain_key(value: str, name: str = "key") -> ApiKey:
@@ -42,9 +35,7 @@ def plain_key(value: str, name: str = "key") -> ApiKey:
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """The keys of a file: on each line a name, the key or `sha256:` and its hash, and limits such as `max_requests=8`.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is wrong; the message does not show the key.
+    Raises a ValueError if a line is wrong; the message does not show the key.
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -100,11 +91,7 @@ class KeyRing:
 
     @contextmanager
     def request(self, key: ApiKey) -> Iterator[None]:
-        """A request of a client.
-
-        Raises:
-            ApiError: a limit of the key is reached.
-        """
+        """A request of a client; raises an ApiError if a limit of the key is reached."""
         if key.max_requests is not None and self._running[key.name] >= key.max_requests:
             raise _too_many(f"The key {key.name!r} has {key.max_requests} requests running, its limit.", 1)
         if key.requests_per_minute is not None:

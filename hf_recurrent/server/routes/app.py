@@ -6,7 +6,6 @@ import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -42,7 +41,7 @@ def build_app(served: ServedModel) -> Guards:
     add_error_handlers(app)
     guards, registry = Guards(app, served.settings), CollectorRegistry()
     registry.register(ServerMetrics(served, guards))
-    guards.times += request_histograms(registry)
+    guards.seconds = request_histograms(registry)
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -61,18 +60,14 @@ def build_app(served: ServedModel) -> Guards:
     return guards
 
 
-_HEADER_SECONDS = 15.0
-_SEND_SECONDS = 60.0
-
-
 class TimedProtocol(AutoHTTPProtocol):
     """uvicorn's protocol with time limits for sending headers and for taking a response: it waits for both forever."""
 
-    header_seconds, send_seconds = _HEADER_SECONDS, _SEND_SECONDS
+    header_seconds, send_seconds = 15.0, 60.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._connection, self._header_timer, self._send_timer = transport, None, None
+        self._header_timer = self._send_timer = None
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -87,8 +82,7 @@ class TimedProtocol(AutoHTTPProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        loop = asyncio.get_running_loop()
-        self._send_timer = loop.call_later(self.send_seconds, self._connection.abort)
+        self._send_timer = self.loop.call_later(self.send_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -98,14 +92,12 @@ class TimedProtocol(AutoHTTPProtocol):
 
     def _watch_headers(self) -> None:
         """Start the clock when headers are awaited, stop it when the app has the request."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-        elif self._header_timer is None:
-            loop = asyncio.get_running_loop()
-            self._header_timer = loop.call_later(self.header_seconds, self._connection.abort)
+        are_awaited = self.cycle is None or self.cycle.response_complete
+        if are_awaited and self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_seconds, self.transport.abort)
+        elif not are_awaited and self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
 
 class _Server(uvicorn.Server):
@@ -116,8 +108,8 @@ class _Server(uvicorn.Server):
         self._served = served
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        loop, scheduler = asyncio.get_running_loop(), self._served.scheduler
-        timer = loop.call_later(self._served.settings.limits.stop_seconds, scheduler.end_all)
+        seconds, scheduler = self._served.settings.limits.stop_seconds, self._served.scheduler
+        timer = asyncio.get_running_loop().call_later(seconds, scheduler.end_all)
         await super().shutdown(sockets)
         timer.cancel()
 
@@ -140,12 +132,9 @@ def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
 
 
 def run_server(served: ServedModel, listener: socket.socket, report: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM, and close the socket.
 
-    Args:
-        served: the model.
-        listener: of [`listen`]; it is closed at the end.
-        report: called once the first requests would be answered without delay.
+    `report` is called once the first requests would be answered without delay.
     """
     app = build_app(served)
     asyncio.run(_warm_up(app, served))
@@ -160,29 +149,18 @@ async def _warm_up(app: Guards, served: ServedModel) -> None:
     # The first prompt is too short to have a stored state, so it is read; the other one is read by the first server.
     prompts = [[0] * (shortest - 2), [0] * (2 * shortest + 16)]
     content = {"model": settings.name, "prompt": prompts, "max_tokens": 2, "logit_bias": {"0": -1.0}}
-    message: dict = {"type": "http.request", "body": json.dumps(content).encode()}
-    incoming: list[dict] = []
-
-    async def receive() -> dict:
-        return incoming.pop() if incoming else await asyncio.Future()
+    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {app.own_key}"}
+    headers["content-type"] = "application/json"
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+    incoming: asyncio.Queue[dict] = asyncio.Queue()
 
     async def send(message: dict) -> None:
         pass
 
-    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {app.own_key}"}
-    headers["content-type"] = "application/json"
-    path, raw = "/v1/completions", [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": raw,
-    }
     for _ in range(_WARM_UP_REQUESTS):
-        incoming.append(message)
-        await app(dict(scope), receive, send)
+        incoming.put_nowait({"type": "http.request", "body": json.dumps(content).encode()})
+        await app(dict(scope), incoming.get, send)
 
 
 def listen(host: str, port: int) -> socket.socket:

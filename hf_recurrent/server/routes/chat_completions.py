@@ -8,34 +8,16 @@ from typing import Any, ClassVar
 import numpy as np
 from jinja2 import TemplateError
 
-from hf_recurrent.server.routes.chat_schemas import ChatRequest, Function, Tools
+from hf_recurrent.server.routes.chat_schemas import ChatRequest
 from hf_recurrent.server.routes.completions import Completion
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.response_schemas import ResponsesRequest
 from hf_recurrent.server.routes.schemas import CompletionRequest, SamplingFields
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
-def checked_tools(functions: list[Function], body: ChatRequest | ResponsesRequest) -> Tools:
-    """The tools of a request.
-
-    Raises:
-        ApiError: the choice does not go with the tools.
-    """
-    try:
-        return Tools(functions, body.tool_choice, body.parallel_tool_calls)
-    except ValueError as error:
-        param = "tools" if str(error).startswith("`tools`") else "tool_choice"
-        raise ApiError(400, str(error), param, "invalid_value") from error
-
-
 def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequest:
-    """The completion of a chat's prompt.
-
-    Raises:
-        ApiError: `top_logprobs` without `logprobs`.
-    """
+    """The completion of a chat's prompt."""
     names = (*SamplingFields.model_fields, "n", "stream", "stream_options", "cache_salt")
     shared = {name: getattr(body, name) for name in names}
     if body.top_logprobs is not None and not body.logprobs:
@@ -49,17 +31,11 @@ def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequ
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A prompt.
-
-    Args:
-        text: of all messages, and the beginning of an answer.
-        tokens: of this text.
-        ends: numbers of tokens after which another chat may go on differently.
-    """
+    """A prompt: all messages, and the beginning of an answer."""
 
     text: str
     tokens: np.ndarray
-    ends: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # numbers of tokens after which another chat may go on differently
 
 
 def chat_prompt(
@@ -69,17 +45,10 @@ def chat_prompt(
     known: ChatPrompt | None = None,
     param: str = "messages",
 ) -> ChatPrompt:
-    """The prompt for an answer.
+    """The prompt for an answer to messages, as templates have them, which are the argument `param`.
 
-    Args:
-        served: the model.
-        messages: as templates have them.
-        tools: definitions of tools, likewise.
-        known: the text of an earlier turn with its answer, whose tokens are kept where the new text begins with it.
-        param: the argument that has the messages, for errors.
-
-    Raises:
-        ApiError: there is no chat template, or it refuses the messages.
+    Where the text begins with the `known` one of an earlier turn and its answer, it keeps the tokens of that text.
+    Raises an ApiError if there is no chat template, or it refuses the messages.
     """
     tokenizer, name = served.tokenizer, served.settings.name
     if not getattr(tokenizer, "chat_template", None):
@@ -89,8 +58,8 @@ def chat_prompt(
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except (TemplateError, TypeError, ValueError) as error:  # the template decides which messages it can write
-        sentence = f"`{param}` is refused by the chat template: {error}"
-        raise ApiError(400, sentence, param, "invalid_value") from error
+        message = f"`{param}` is refused by the chat template: {error}"
+        raise ApiError(400, message, param, "invalid_value") from error
     if known is not None and text.startswith(known.text):
         rest = served.encode(text[len(known.text) :], param)
         tokens = np.concatenate([known.tokens, rest.astype(known.tokens.dtype)])
@@ -105,12 +74,13 @@ def chat_prompt(
     return ChatPrompt(text, tokens, ends)
 
 
+@dataclass
 class ChatCompletion(Completion):
     """A completion whose texts are answers. `may_call` says whether to look for calls of tools in them."""
 
     kind: ClassVar[str] = "chat.completion"
     id_prefix: ClassVar[str] = "chatcmpl"
-    may_call = False
+    may_call: bool
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         is_stream = bool(self.body.stream)
@@ -125,11 +95,10 @@ class ChatCompletion(Completion):
                 yield self.json([{"index": index, "delta": role, "finish_reason": None}])
         options = self.body.stream_options
         for found in super().take(is_last):
+            (choice,) = found["choices"] or [None]
             # The beginning of a call is not text.
-            is_empty = any(
-                choice["delta"] == {"content": ""} and not choice["logprobs"] for choice in found["choices"]
-            )
-            if not is_empty or found["choices"][0]["finish_reason"] or (options and options.every_token):
+            is_empty = choice and choice["delta"] == {"content": ""} and not choice["logprobs"]
+            if not is_empty or choice["finish_reason"] or (options and options.every_token):
                 yield found
 
     def __post_init__(self) -> None:

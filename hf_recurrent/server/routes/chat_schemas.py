@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from hf_recurrent.server.routes.schemas import MOST_TOKENS, Body, ChoicesRequest, TopLogprobs
-
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-_ANY_OBJECT = {"type": "object", "additionalProperties": True}
+from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.schemas import ANY_OBJECT, MOST_TOKENS, Body, ChoicesRequest, Name, TopLogprobs
 
 
 class TextPart(Body):
@@ -27,7 +25,7 @@ def as_parts(content: object, kind: str = "text") -> object:
 class CalledFunction(Body):
     """The function of a call, with its arguments as JSON."""
 
-    name: ToolName
+    name: Name
     arguments: str
 
     @field_validator("arguments")
@@ -91,7 +89,7 @@ def template_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 class Function(Body):
     """A function that may be called."""
 
-    name: ToolName
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # a schema is always enforced
@@ -105,12 +103,7 @@ class Tool(Body):
 
 
 class ToolChoice(NamedTuple):
-    """Which tools may be called.
-
-    Args:
-        mode: "none", "auto" or "required".
-        name: of the only one.
-    """
+    """Which tools may be called: the mode is "none", "auto" or "required"; the name is of the only one."""
 
     mode: str
     name: str | None = None
@@ -135,11 +128,7 @@ Choice = Annotated[Any, BeforeValidator(as_tool_choice)]
 
 
 class Tools:
-    """The tools of a request.
-
-    Raises:
-        ValueError: the choice is none of the functions.
-    """
+    """The tools of a request; raises an ApiError if the choice is none of the functions."""
 
     def __init__(self, functions: list[Function], choice: ToolChoice | None, is_parallel: bool | None):
         self.choice, self.is_parallel = choice or ToolChoice("auto"), is_parallel is not False
@@ -147,15 +136,16 @@ class Tools:
             {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"strict"})}
             for function in functions
         ]
-        self.schemas = {function.name: function.parameters or _ANY_OBJECT for function in functions}
+        self.schemas = {function.name: function.parameters or ANY_OBJECT for function in functions}
         if len(self.schemas) < len(functions):
-            raise ValueError("`tools` has two functions of the same name.")
+            raise ApiError(400, "`tools` has two functions of the same name.", "tools", "invalid_value")
         if self.choice.name is not None:
             if self.choice.name not in self.schemas:
-                raise ValueError(f"`tool_choice` is {self.choice.name!r}, which is not one of the `tools`.")
+                message = f"`tool_choice` is {self.choice.name!r}, which is not one of the `tools`."
+                raise ApiError(400, message, "tool_choice", "invalid_value")
             self.schemas = {self.choice.name: self.schemas[self.choice.name]}
         if self.choice.mode == "required" and not functions:
-            raise ValueError("`tool_choice` needs `tools`.")
+            raise ApiError(400, "`tool_choice` needs `tools`.", "tool_choice", "invalid_value")
 
     @property
     def may_call(self) -> bool:

@@ -3,8 +3,9 @@
 import json
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,16 +31,13 @@ ABOVE_LIMIT = "integer_above_max_value"
 
 class ApiError(Exception):
     def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, message: str, param: str | None = None, code: str | None = None, headers: Any = None
     ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
+
+
+_refused = partial(ApiError, 400)
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -66,7 +64,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(ApiError(400, *refusal(error.errors(), request.headers.get("content-type"))))
+        return error_response(_refusal(error.errors()[0], request.headers.get("content-type")))
 
     @app.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:
@@ -106,7 +104,6 @@ _KINDS = {
     "model_type": "an object",
     "string_type": "a string",
 }
-_PROMPT = "a string, a list of strings, a list of token ids, or a list of such lists"
 # pydantic's type of error → what is allowed, and OpenAI's code after the kind of number.
 _LIMITS = {
     "greater_than_equal": ("at least", "ge", "below_min_value"),
@@ -122,66 +119,53 @@ _LENGTHS = {
 }
 
 
-class Refusal(NamedTuple):
-    """One sentence, the argument at fault, and a word for programs."""
-
-    message: str
-    param: str | None = None
-    code: str | None = None
-
-
-def refusal(found: Sequence[Mapping[str, Any]], content_type: str | None) -> Refusal:
-    """The first of pydantic's errors about a request."""
-    first = found[0]
-    kind, place = first["type"], first["loc"][1:]
+def _refusal(error: Mapping[str, Any], content_type: str | None) -> ApiError:
+    """One of pydantic's errors about a request."""
+    kind, place = error["type"], error["loc"][1:]
     if kind == "json_invalid":
-        return Refusal("The body is not valid JSON.")
+        return _refused("The body is not valid JSON.")
     if not place:
-        return _about_body(first, content_type)
+        return _about_body(error, content_type)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
     if place[0] == "prompt":
-        return Refusal(f"`prompt` must be {_PROMPT}.", "prompt", "invalid_type")
+        message = "`prompt` must be a string, a list of strings, a list of token ids, or a list of such lists."
+        return _refused(message, "prompt", "invalid_type")
     if kind == "extra_forbidden":
-        return _unknown(param)
+        if param in _UNSUPPORTED:
+            return _refused(f"`{param}` is not supported by this server.", param, "unsupported_parameter")
+        return _refused(f"Unrecognized argument `{param[:80]}`.", param[:80], "unknown_parameter")
     if kind == "missing":
-        return Refusal(f"The argument `{param}` is missing.", param, "missing_required_parameter")
-    return _wrong_value(param, first)
+        return _refused(f"The argument `{param}` is missing.", param, "missing_required_parameter")
+    return _wrong_value(param, error)
 
 
-def _about_body(error: Mapping[str, Any], content_type: str | None) -> Refusal:
+def _about_body(error: Mapping[str, Any], content_type: str | None) -> ApiError:
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         if error["type"] == "missing":
-            return Refusal("The body is empty; it must be a JSON object.")
+            return _refused("The body is empty; it must be a JSON object.")
         if error["type"] == "value_error":
-            return Refusal(f"{_sentence(error)[0].upper()}{_sentence(error)[1:]}.")
-        return Refusal(f"The body is {_shown(error['input'])}; it must be a JSON object.")
+            return _refused(f"{_sentence(error)[0].upper()}{_sentence(error)[1:]}.")
+        return _refused(f"The body is {_shown(error['input'])}; it must be a JSON object.")
     has = f"`Content-Type` is {kind[:80]!r}" if kind else "`Content-Type` is missing"
-    return Refusal(f"The header {has}; it must be 'application/json'.")
+    return _refused(f"The header {has}; it must be 'application/json'.")
 
 
-def _unknown(param: str) -> Refusal:
-    if param in _UNSUPPORTED:
-        return Refusal(f"`{param}` is not supported by this server.", param, "unsupported_parameter")
-    return Refusal(f"Unrecognized argument `{param[:80]}`.", param[:80], "unknown_parameter")
-
-
-def _wrong_value(param: str, error: Mapping[str, Any]) -> Refusal:
+def _wrong_value(param: str, error: Mapping[str, Any]) -> ApiError:
     kind, context, shown = error["type"], error.get("ctx", {}), _shown(error["input"])
     if kind == "literal_error":
         message = f"`{param}` is {shown}, which is not supported; only {context['expected']} is."
-        return Refusal(message, param, "unsupported_value")
+        return _refused(message, param, "unsupported_value")
     if kind in _KINDS:
-        return Refusal(f"`{param}` is {shown}; it must be {_KINDS[kind]}.", param, "invalid_type")
+        return _refused(f"`{param}` is {shown}; it must be {_KINDS[kind]}.", param, "invalid_type")
     if kind in _LIMITS:
         words, name, code = _LIMITS[kind]
-        limit = context[name]
-        number = "integer" if isinstance(limit, int) else "decimal"
-        return Refusal(f"`{param}` is {shown}; it must be {words} {_shown(limit)}.", param, f"{number}_{code}")
+        number = "integer" if isinstance(limit := context[name], int) else "decimal"
+        return _refused(f"`{param}` is {shown}; it must be {words} {_shown(limit)}.", param, f"{number}_{code}")
     if kind in _LENGTHS:
         words, code = _LENGTHS[kind]
-        return Refusal(f"`{param}` has {words.format(**context)}.", param, code)
-    return Refusal(f"`{param}` is {shown}: {_sentence(error)}.", param, "invalid_value")
+        return _refused(f"`{param}` has {words.format(**context)}.", param, code)
+    return _refused(f"`{param}` is {shown}: {_sentence(error)}.", param, "invalid_value")
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

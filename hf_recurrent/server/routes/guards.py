@@ -4,9 +4,12 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
+
+from prometheus_client import Histogram
+from starlette.datastructures import Headers
 
 from hf_recurrent.server.routes.api_keys import ApiKey, KeyRing, plain_key
 from hf_recurrent.server.routes.errors import ApiError, error_response
@@ -20,22 +23,14 @@ _OPEN_PATHS = ("/health", *PAGE_FILES)
 
 
 class Guards:
-    """An ASGI app that checks requests and passes them on.
-
-    Attributes:
-        responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
-        requests: name of a key → how many.
-        times: observe the path of a request and its seconds until the end; likewise until the first byte of the body.
-        running: requests at the moment.
-        own_key: for requests of the server itself.
-    """
+    """An ASGI app that checks requests and passes them on, and counts them for [`ServerMetrics`]."""
 
     def __init__(self, app: Any, settings: ServerSettings):
         self._app, self._settings, self._limits, self._buffered = app, settings, settings.limits, 0
-        self.responses: Counter[tuple[str, str, int]] = Counter()
-        self.requests: Counter[str] = Counter()
-        self.times: list[Callable[[str, float], None]] = []
-        self.running, self.own_key = 0, secrets.token_urlsafe(24)
+        self.responses: Counter[tuple[str, str, int]] = Counter()  # by method, path as declared in the app, and status
+        self.requests: Counter[str] = Counter()  # by the name of the key
+        self.seconds: Sequence[Histogram] = ()  # until the end, and until the first byte of the body; by path
+        self.running, self.own_key = 0, secrets.token_urlsafe(24)  # a key for requests of the server itself
         own = () if settings.api_key is None else (plain_key(settings.api_key),)
         given, self._own = (*own, *settings.api_keys), plain_key(self.own_key, "server")
         self._needs_key, self._keys = bool(given), KeyRing((*given, self._own))
@@ -46,17 +41,16 @@ class Guards:
         if scope["type"] != "http":  # no websockets
             return None
 
-        response = _Response(scope, send)
-        incoming = _IncomingBody(receive)
+        response, incoming, headers = _Response(send), _IncomingBody(receive), Headers(scope=scope)
         self.running += 1
         try:
             with ExitStack() as stack:
-                self._check_host(scope)
-                key = self._key(scope)
+                self._check_host(headers)
+                key = self._key(headers, scope["path"])
                 if key is not None:
                     response.key = scope["key_name"] = key.name
                     stack.enter_context(self._keys.request(key))
-                body = await self._read_body(scope, incoming)
+                body = await self._read_body(headers, incoming)
                 if body is None:  # the client has gone
                     return None
                 await self._app(scope, _replayed(body, receive), response.send)
@@ -77,11 +71,11 @@ class Guards:
             self.responses[method, path, status] += 1
         if response.key:
             self.requests[response.key] += 1
-        for observe, value in zip(self.times, (seconds, response.first_byte), strict=False):
+        first = response.first_byte
+        for histogram, value in zip(self.seconds, (seconds, first), strict=False):
             if value is not None:
-                observe(path, value)
+                histogram.labels(path).observe(value)
         if self._settings.log is not None:
-            first = response.first_byte
             self._settings.log.write(
                 "request",
                 id=response.id,
@@ -95,32 +89,31 @@ class Guards:
                 is_complete=response.is_complete,
             )
 
-    def _check_host(self, scope: dict) -> None:
+    def _check_host(self, headers: Headers) -> None:
         hosts = self._settings.hosts
         if hosts is None:
             return
-        host = next(_headers(scope, b"host"), b"").decode("latin-1")
+        host, origin = headers.get("host", ""), headers.get("origin")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name not in hosts:
             raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
-        origin = next(_headers(scope, b"origin"), None)
-        named = "" if origin is None else origin.decode("latin-1")
-        is_allowed = "*" in self._settings.cors or named in self._settings.cors
-        if origin is not None and not is_allowed and named.partition("://")[2] != host:
+        if origin is None or "*" in self._settings.cors or origin in self._settings.cors:
+            return
+        if origin.partition("://")[2] != host:
             raise ApiError(403, "The `Origin` header names another site; pages of other sites have no access.")
 
-    def _key(self, scope: dict) -> ApiKey | None:
+    def _key(self, headers: Headers, path: str) -> ApiKey | None:
         """The key of a request; None where none is needed."""
-        kind, _, value = next(_headers(scope, b"authorization"), b"").partition(b" ")
-        found = self._keys.find(value.strip()) if kind.lower() == b"bearer" else None
-        if found is None and self._needs_key and scope["path"] not in _OPEN_PATHS:
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        found = self._keys.find(value.encode("latin-1").strip()) if kind.lower() == "bearer" else None
+        if found is None and self._needs_key and path not in _OPEN_PATHS:
             message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key")
         return found
 
-    async def _read_body(self, scope: dict, incoming: "_IncomingBody") -> bytes | None:
-        length = next(_headers(scope, b"content-length"), b"0")
-        if length.isdigit() and int(length[:20]) > self._limits.max_body:
+    async def _read_body(self, headers: Headers, incoming: "_IncomingBody") -> bytes | None:
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._limits.max_body:
             raise self._too_large()
         body = bytearray()
         try:
@@ -144,19 +137,13 @@ class Guards:
 
 
 class _Response:
-    """The response of a request, as it is sent.
+    """The response of a request, as it is sent."""
 
-    Attributes:
-        id: of the request, in the header `x-request-id`.
-        key: name of the API key.
-        status: None before it is sent.
-        first_byte: seconds until the first byte of the body.
-        size: bytes of the body.
-        is_complete: all of it was sent.
-    """
-
-    def __init__(self, scope: dict, send: Any):
-        self.id, self.key, self.status, self.first_byte = f"req_{secrets.token_hex(16)}", None, None, None
+    def __init__(self, send: Any):
+        self.id = f"req_{secrets.token_hex(16)}"  # of the request, in the header `x-request-id`
+        self.key: str | None = None  # name of the API key
+        self.status: int | None = None
+        self.first_byte: float | None = None  # seconds until the first byte of the body
         self.size, self.is_complete, self._send, self._begin = 0, False, send, time.monotonic()
 
     def seconds(self) -> float:
@@ -177,16 +164,11 @@ class _Response:
 
 
 class _IncomingBody:
-    """The pieces of a request's body.
-
-    Attributes:
-        held: bytes that are kept in memory.
-        is_over: nothing comes any more.
-        has_gone: the client has closed the connection.
-    """
+    """The pieces of a request's body."""
 
     def __init__(self, receive: Any):
-        self._receive, self.held, self.is_over, self.has_gone = receive, 0, False, False
+        self._receive, self.held = receive, 0  # bytes that are kept in memory
+        self.is_over = self.has_gone = False  # nothing comes any more; the client has closed the connection
 
     async def next(self) -> bytes:
         message = await self._receive()
@@ -212,19 +194,11 @@ async def _refuse(error: ApiError, incoming: _IncomingBody, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _headers(scope: dict, name: bytes) -> Iterator[bytes]:
-    return (value for key, value in scope["headers"] if key == name)
-
-
 def _replayed(body: bytes, receive: Any) -> Any:
     """A `receive` that returns the body, then the messages of the connection."""
-    is_given = False
+    first = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> dict:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return first.pop() if first else await receive()
 
     return replay

@@ -1,22 +1,18 @@
 """OpenAI's /v1/models, /v1/completions and /v1/chat/completions, with more arguments, such as `session`."""
 
+from itertools import chain
+
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.routes.chat_completions import (
-    ChatCompletion,
-    chat_as_completion,
-    chat_prompt,
-    checked_tools,
-)
-from hf_recurrent.server.routes.chat_schemas import ChatRequest
-from hf_recurrent.server.routes.completion_texts import chat_logprobs
-from hf_recurrent.server.routes.completions import Completion, begin_choices, check_completion, respond
+from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, chat_prompt
+from hf_recurrent.server.routes.chat_schemas import ChatRequest, Tools
+from hf_recurrent.server.routes.completions import Completion, begin_choices, chat_logprobs, check_completion, respond
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import CompletionRequest
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
+from hf_recurrent.server.routes.structured_outputs import text_constraint
 
 
 def openai_routes(served: ServedModel) -> APIRouter:
@@ -42,17 +38,16 @@ def openai_routes(served: ServedModel) -> APIRouter:
     @routes.post("/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> dict | Response:
         check_name(served, body.model)
-        tools = checked_tools([tool.function for tool in body.tools or ()], body)
+        functions = [tool.function for tool in body.tools or ()]
+        tools = Tools(functions, body.tool_choice, body.parallel_tool_calls)
         completion = chat_as_completion(served, body)
         prompt = chat_prompt(served, [message.for_template() for message in body.messages], tools.definitions)
         check_completion(served, completion, [prompt.tokens])
-        constraint = await tools_constraint(served, tools, body.response_format)
-        constraint = constraint or await format_constraint(served, body.response_format)
-        found = await begin_choices(
+        constraint = await text_constraint(served, body.response_format, tools=tools)
+        choices, readers = await begin_choices(
             served, completion, [prompt.tokens], request, prompt.ends, chat_logprobs, constraint=constraint
         )
-        answer = ChatCompletion(completion, found[0], [prompt.tokens], found[1])
-        answer.may_call = tools.may_call
+        answer = ChatCompletion(completion, choices, [prompt.tokens], readers, tools.may_call)
         return await respond(served, answer, request)
 
     @routes.post("/completions", response_model=None)
@@ -60,7 +55,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         check_name(served, body.model)
         prompts = _prompts(served, body)
         check_completion(served, body, prompts)
-        constraint = await format_constraint(served, body.response_format)
+        constraint = await text_constraint(served, body.response_format)
         choices, readers = await begin_choices(served, body, prompts, request, constraint=constraint)
         return await respond(served, Completion(body, choices, prompts, readers), request)
 
@@ -79,14 +74,7 @@ def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
         given = [given]
     if not given:
         raise ApiError(400, "`prompt` is an empty list; it must have at least one prompt.", "prompt", "invalid_value")
-    return [_tokens(served, prompt) for prompt in given]
-
-
-def _tokens(served: ServedModel, prompt: str | list[int]) -> np.ndarray:
-    if isinstance(prompt, str):
-        return served.encode(prompt, "prompt")
-    if wrong := next((token for token in prompt if not 0 <= token < served.vocab_size), None):
-        known = served.vocab_size
-        message = f"`prompt` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
-        raise ApiError(400, message, "prompt", "invalid_value")
-    return np.array(prompt, dtype=np.int64)
+    if isinstance(given[0], str):
+        return [served.encode(prompt, "prompt") for prompt in given]
+    served.check_tokens("prompt", chain.from_iterable(given))
+    return [np.array(prompt, dtype=np.int64) for prompt in given]

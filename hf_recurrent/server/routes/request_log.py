@@ -12,14 +12,7 @@ from typing import Any
 
 
 class RequestLog:
-    """A line for each request, and for each message of the program.
-
-    Args:
-        path: of the file, to which lines are added; None for standard error.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """A line for each request, and for each message of the program, at the end of a file or on standard error."""
 
     def __init__(self, path: Path | None):
         self._file = sys.stderr if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115

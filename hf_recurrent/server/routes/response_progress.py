@@ -6,19 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.routes.completion_texts import CompletionChoice, chat_logprobs
+from hf_recurrent.server.routes.completions import CompletionChoice, chat_logprobs
 from hf_recurrent.server.routes.response_schemas import ResponsesRequest
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
 class ResponseProgress:
-    """A response in progress.
-
-    Attributes:
-        id: of the response.
-        text: of the answer so far.
-    """
+    """A response in progress: its id, and the text of the answer so far."""
 
     def __init__(self, served: ServedModel, body: ResponsesRequest, job: Job, prompt_tokens: int, may_call: bool):
         self.id, self.text, self._body, self._job = f"resp_{secrets.token_urlsafe(24)}", "", body, job
@@ -42,10 +37,8 @@ class ResponseProgress:
             self.text += piece["text"]
             self._logprobs += piece["logprobs"] or ()
             is_over = piece["finish_reason"] is not None
-            parts = (
-                [CallPart(piece["text"])] if self._splitter is None else self._splitter.feed(piece["text"], is_over)
-            )
-            for part in parts:
+            text = [CallPart(piece["text"])]
+            for part in text if self._splitter is None else self._splitter.feed(piece["text"], is_over):
                 yield from self._grow(part)
             if is_over:
                 if not self._output:
@@ -59,17 +52,15 @@ class ResponseProgress:
         return self._event(f"response.{self._status()}", response=self.json())
 
     def failure(self, error: dict[str, Any]) -> dict[str, Any]:
-        return self._event(
-            "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
-        )
+        code = error["code"] or error["type"]
+        return self._event("error", code=code, message=error["message"], param=error["param"])
 
     def json(self) -> dict[str, Any]:
         """The response so far."""
         body, job, status = self._body, self._job, self._status()
         new, limit = len(job.output), body.max_output_tokens
-        text = (
-            body.text.format.model_dump(by_alias=True, exclude_none=True) if body.text and body.text.format else None
-        )
+        form = body.text and body.text.format
+        text = form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
         choice = body.tool_choice
         usage = {
             "input_tokens": self._prompt_tokens,
@@ -97,7 +88,7 @@ class ResponseProgress:
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": text or {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": text, "verbosity": "medium"},
             "tool_choice": "auto" if choice is None else choice.as_response(),
             "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,

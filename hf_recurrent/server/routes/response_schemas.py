@@ -6,11 +6,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from hf_recurrent.server.routes.chat_schemas import CalledFunction, Choice, Function, as_parts, template_call
 from hf_recurrent.server.routes.schemas import (
+    ANY_OBJECT,
     MOST_TOKENS,
     Body,
-    JsonSchema,
+    Name,
     PieceOptions,
-    ResponseFormat,
     TextRequest,
     TopLogprobs,
 )
@@ -76,7 +76,7 @@ class TextFormat(Body):
     """`text.format`: a [`ResponseFormat`] without a level."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
+    name: Name | None = None
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     description: str | None = None
     strict: bool | None = None
@@ -88,11 +88,9 @@ class TextFormat(Body):
         return self
 
     @property
-    def as_format(self) -> ResponseFormat:
-        """The same as in chats."""
-        if self.type != "json_schema":
-            return ResponseFormat(type=self.type)
-        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name, schema=self.schema_))
+    def schema(self) -> dict[str, Any] | bool | None:
+        """As [`ResponseFormat.schema`]."""
+        return self.schema_ if self.type == "json_schema" else ANY_OBJECT if self.type == "json_object" else None
 
 
 class TextOptions(Body):
@@ -114,17 +112,7 @@ class ResponseStreamOptions(PieceOptions):
     include_obfuscation: bool = False
 
 
-class _WithoutEffect(Body):
-    """Arguments of `POST /v1/responses` that change no text."""
-
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    background: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
-
-
-class ResponsesRequest(TextRequest, _WithoutEffect):
+class ResponsesRequest(TextRequest):
     """`POST /v1/responses`."""
 
     input: Annotated[list[InputItem], Field(min_length=1), BeforeValidator(_as_items)]
@@ -140,6 +128,12 @@ class ResponsesRequest(TextRequest, _WithoutEffect):
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: TopLogprobs | None = None
+    # These change no text.
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None  # no text is too long
 
     @property
     def logprobs(self) -> int | None:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.response_store import StoredResponse
-from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt, checked_tools
+from hf_recurrent.server.response_store import ResponseStore, StoredResponse
+from hf_recurrent.server.routes.chat_completions import ChatPrompt, chat_prompt
+from hf_recurrent.server.routes.chat_schemas import Tools
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.openai_api import check_name
-from hf_recurrent.server.routes.prefix_scopes import api_key, owner, prefix_salt
 from hf_recurrent.server.routes.response_progress import ResponseProgress
 from hf_recurrent.server.routes.response_schemas import InputItem, ResponsesRequest
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
-from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
-from hf_recurrent.server.text_hashes import TextHashes
+from hf_recurrent.server.routes.served_model import ServedModel, api_key
+from hf_recurrent.server.routes.structured_outputs import text_constraint
 
 
 def responses_routes(served: ServedModel) -> APIRouter:
@@ -62,42 +62,36 @@ def responses_routes(served: ServedModel) -> APIRouter:
     return routes
 
 
+@dataclass
 class _Turn:
     """A response, and its parts to store."""
 
-    def __init__(
-        self,
-        served: ServedModel,
-        body: ResponsesRequest,
-        key: bytes,
-        messages: list[dict[str, Any]],
-        prompt: ChatPrompt,
-        job: Job,
-        may_call: bool,
-    ):
-        self.job, self.progress = job, ResponseProgress(served, body, job, len(prompt.tokens), may_call)
-        self._served, self._body, self._key, self._messages, self._prompt = served, body, key, messages, prompt
+    store: ResponseStore
+    body: ResponsesRequest
+    key: bytes
+    messages: list[dict[str, Any]]
+    prompt: ChatPrompt
+    job: Job
+    progress: ResponseProgress
 
     async def save(self) -> None:
         """Store the response, before the client learns of its end."""
-        if self._body.store is False:
+        if self.body.store is False:
             return
-        content, messages = self.progress.json(), list(self._messages)
+        content, messages = self.progress.json(), list(self.messages)
+        names = ("type", "role", "content", "call_id", "name", "arguments")
         for item in content["output"]:
-            kept = {name: item[name] for name in ("type", "role", "content", "call_id", "name") if name in item}
-            if item["type"] == "function_call" and item["status"] == "incomplete":
-                continue
-            if item["type"] == "function_call":
-                kept["arguments"] = item["arguments"]
-            InputItem.model_validate(kept).add_to(messages)
+            if item["type"] == "message" or item["status"] != "incomplete":
+                kept = {name: item[name] for name in names if name in item}
+                InputItem.model_validate(kept).add_to(messages)
         given = [
-            {"id": f"msg_{secrets.token_hex(16)}"} | item.model_dump(exclude_none=True) for item in self._body.input
+            {"id": f"msg_{secrets.token_hex(16)}"} | item.model_dump(exclude_none=True) for item in self.body.input
         ]
         new = self.job.output[: self.job.released]
-        tokens = np.concatenate([self._prompt.tokens, np.array(new, dtype=np.int64)])
-        text = self._prompt.text + self.progress.text
+        tokens = np.concatenate([self.prompt.tokens, np.array(new, dtype=np.int64)])
+        text = self.prompt.text + self.progress.text
         response = StoredResponse(content, given, messages, text, tokens, self.job.known)
-        await asyncio.to_thread(self._served.scheduler.responses.put, self._key, response)
+        await asyncio.to_thread(self.store.put, self.key, response)
 
 
 class _ResponseEvents(JobsResponse):
@@ -130,32 +124,27 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     for item in body.input:
         item.add_to(messages)
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    tools = checked_tools(body.tools or [], body)
+    tools = Tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
     known = before and ChatPrompt(before.text, before.tokens)
     prompt = chat_prompt(served, instructions + messages, tools.definitions, known, "input")
     most = served.settings.limits.most_tokens(body.logprobs is not None)
     limit = body.max_output_tokens or most
     served.check_limit("max_output_tokens", limit, most)
-    wanted = body.text.format.as_format if body.text and body.text.format else None
-    constraint = await tools_constraint(served, tools, wanted) or await format_constraint(
-        served, wanted, "text.format"
-    )
-    salt = prefix_salt(served.settings, request, body.cache_salt)
-    text = TextHashes(prompt.tokens, b"" if salt is None else salt, prompt.ends)
+    wanted = body.text and body.text.format
+    text = served.text_hashes(request, body.cache_salt, prompt.tokens, prompt.ends)
     is_continued = known is not None and prompt.text.startswith(known.text)
-    kept = None if served.scheduler.reuse is None or salt is None else text
-    known_state = await served.known_state(kept, before.known if is_continued else None)
     job = served.job(
+        request,
         prompt.tokens,
         body,
-        constraint=constraint,
+        constraint=await text_constraint(served, wanted, "text.format", tools),
         max_new_tokens=limit,
         output_scores=body.logprobs,
-        text=kept,
-        known=known_state,
-        owner=owner(request),
+        text=text,
+        known=await served.known_state(text, before.known if is_continued else None),
     )
-    return _Turn(served, body, key, messages, prompt, job, tools.may_call)
+    progress = ResponseProgress(served, body, job, len(prompt.tokens), tools.may_call)
+    return _Turn(served.scheduler.responses, body, key, messages, prompt, job, progress)
 
 
 async def _stored(served: ServedModel, response_id: str, request: Request) -> StoredResponse:

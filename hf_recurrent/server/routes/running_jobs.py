@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from fastapi import Request
@@ -50,14 +50,11 @@ class RunningJobs:
     async def run(self, request: Request) -> None:
         """Begin, and wait until all jobs are done; they end if the client leaves. Raises the error of a failed job."""
         await self.submit()
-        try:
-            while not self.are_done:
-                await self._next_results()
+        async with aclosing(self.updates()) as updates:
+            async for _ in updates:
                 if not self.are_done and await request.is_disconnected():
                     raise ApiError(499, "The client has gone.")
-            self.check()
-        finally:
-            self.cancel()
+        self.check()
 
     async def updates(self) -> AsyncIterator[bool]:
         """Yield when there are new results, and at the end, where it yields True."""
@@ -109,7 +106,6 @@ class JobsResponse(StreamingResponse):
     """Server-sent events of JSON, whose jobs end with the stream, also when the client has gone.
 
     Args:
-        running: jobs that were submitted.
         interval: seconds from sent results to the next update, at least.
         take: the objects of the new results; its argument is True in the last update.
     """

@@ -20,8 +20,9 @@ _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], Field(max_length=4), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Id = Annotated[str, Field(max_length=100)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
-Salt = Annotated[str, Field(min_length=1, max_length=256)]
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 
 class Body(BaseModel):
@@ -78,13 +79,9 @@ class SamplingFields(Body):
 
 
 class PieceOptions(Body):
-    """`stream_options` of a session's generation.
+    """`stream_options` of a session's generation."""
 
-    Args:
-        every_token: an event for every token; by default, an event has the bytes of 20 ms or more.
-    """
-
-    every_token: bool = False
+    every_token: bool = False  # by default, an event has the bytes of 20 ms or more
 
 
 class StreamOptions(PieceOptions):
@@ -97,7 +94,7 @@ class StreamOptions(PieceOptions):
 class JsonSchema(Body):
     """A schema and its name."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Name
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None  # a schema is always enforced
@@ -120,7 +117,7 @@ class ResponseFormat(Body):
         """The schema of the text; None for a free text."""
         if self.json_schema is not None:
             return self.json_schema.schema_
-        return {"type": "object", "additionalProperties": True} if self.type == "json_object" else None
+        return ANY_OBJECT if self.type == "json_object" else None
 
 
 class TextRequest(SamplingFields):
@@ -129,7 +126,7 @@ class TextRequest(SamplingFields):
     model: str
     stream: bool | None = None
     user: str | None = None
-    cache_salt: Salt | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class ChoicesRequest(TextRequest):
@@ -168,7 +165,7 @@ class ChangeRequest(Body):
 class MarkRequest(Body):
     """`POST /v1/sessions/ID/marks` and `.../rewind`."""
 
-    mark: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    mark: Name
 
 
 class CheckpointRequest(Body):
@@ -177,11 +174,12 @@ class CheckpointRequest(Body):
     checkpoint: Annotated[str, Field(max_length=100)]
 
 
-class TextFields(Body):
-    """A text, or any bytes in base64."""
+class ReadRequest(Body):
+    """`POST /v1/sessions/ID/read`: a text, or any bytes in base64."""
 
     text: str | None = None
     base64: str | None = None
+    bits: bool = True
 
     @field_validator("base64")
     @classmethod
@@ -193,21 +191,15 @@ class TextFields(Body):
                 raise ValueError("it is not valid base64") from None
         return value
 
-    @property
-    def content(self) -> str | bytes:
-        return (self.text or "") if self.base64 is None else base64.b64decode(self.base64)
-
-
-class ReadRequest(TextFields):
-    """`POST /v1/sessions/ID/read`."""
-
-    bits: bool = True
-
     @model_validator(mode="after")
     def _has_one(self) -> "ReadRequest":
         if (self.text is None) == (self.base64 is None):
             raise ValueError("give either `text` or `base64`")
         return self
+
+    @property
+    def content(self) -> str | bytes:
+        return self.text if self.base64 is None else base64.b64decode(self.base64)
 
 
 class GenerateRequest(SamplingFields):

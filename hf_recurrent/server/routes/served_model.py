@@ -2,13 +2,15 @@
 
 import asyncio
 import base64
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from fastapi import Request as HttpRequest
 
 from hf_recurrent.generation.constraints import Constraint, Vocabulary
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
@@ -16,7 +18,7 @@ from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
 from hf_recurrent.server.routes.schemas import PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
-from hf_recurrent.server.sampling import LogitChanges, TokenSource
+from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.text_hashes import TextHashes
 from hf_recurrent.server.text_tokenizer import TextTokenizer, shown_bytes
@@ -27,19 +29,12 @@ _WORTH_A_SEARCH = 32  # tokens to be read
 
 @dataclass
 class ServedModel:
-    """A model that is served.
-
-    Args:
-        scheduler: runs it.
-        tokenizer: any; one that has no bytes as tokens becomes a [`TextTokenizer`].
-        settings: of the server.
-        created: seconds since 1970.
-    """
+    """A model that is served."""
 
     scheduler: Scheduler
-    tokenizer: Any
+    tokenizer: Any  # one that has no bytes as tokens becomes a `TextTokenizer`
     settings: ServerSettings
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def __post_init__(self) -> None:
         if not hasattr(self.tokenizer, "encode_bytes"):
@@ -91,29 +86,34 @@ class ServedModel:
         return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
-        """The tokens of a text. Chat templates and sessions write a begin token themselves; a `prompt` gets one.
-
-        Raises:
-            ApiError: it is not valid Unicode, or the alphabet of the model lacks a byte.
-        """
+        """The tokens of a text. Chat templates and sessions write a begin token themselves; a `prompt` gets one."""
         options = {} if self.has_bytes else {"begins": param == "prompt"}
         try:
             return self.tokenizer.encode_bytes(text.encode() if isinstance(text, str) else text, **options)
         except UnicodeEncodeError as error:
-            raise ApiError(
-                400, f"`{param}` is not valid Unicode: it has a lone surrogate.", param, "invalid_value"
-            ) from error
+            message = f"`{param}` is not valid Unicode: it has a lone surrogate."
+            raise ApiError(400, message, param, "invalid_value") from error
         except ValueError as error:
             raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param, "invalid_value") from error
+
+    def text_hashes(
+        self, request: HttpRequest, cache_salt: str | None, tokens: np.ndarray, ends: Sequence[int]
+    ) -> TextHashes | None:
+        """Hashes of a client's text, under which its states are found and stored; None to do neither."""
+        key = api_key(request).decode()
+        is_shared = self.settings.shares_prefixes
+        # Strangers without a key cannot be told apart.
+        is_stranger = self.settings.is_public and not (is_shared or key or cache_salt)
+        if is_stranger or self.scheduler.reuse is None:
+            return None
+        return TextHashes(tokens, json.dumps(["" if is_shared else key, cache_salt or ""]).encode(), ends)
 
     async def known_state(
         self, text: TextHashes | None, known: tuple[int, RecurrentState] | None = None
     ) -> tuple[int, RecurrentState] | None:
         """The longest beginning of a text that this process does not have, but the other ones have, and its state.
 
-        Args:
-            text: None for one that is read from its beginning.
-            known: a beginning that is known already.
+        Without one, or for a text without hashes, it is the beginning that is `known` already.
         """
         reuse = self.scheduler.reuse
         if text is None or reuse is None or reuse.shared is None or not self.scheduler.is_alive:
@@ -135,6 +135,7 @@ class ServedModel:
 
     def job(
         self,
+        request: HttpRequest,
         tokens: np.ndarray,
         sampling: SamplingFields | None = None,
         seed: int | None = None,
@@ -145,6 +146,7 @@ class ServedModel:
         """A job within the limits.
 
         Args:
+            request: of the client, who shares the server with the owners of other API keys.
             tokens: to read.
             sampling: how new text is chosen; None only reads.
             seed: takes precedence over the seed of `sampling`.
@@ -153,27 +155,30 @@ class ServedModel:
             options: further fields of [`Request`].
         """
         if sampling is not None:
+            changes, stops = sampling.changes, sampling.stop or ()
+            self.check_tokens("logit_bias", [token for token, _ in changes.logit_bias])
             seed = sampling.seed_or_random() if seed is None else seed
-            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
+            source = TokenSource(sampling.sampling, seed, changes, self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
-            options["source"] = source
-            options |= self._stops(sampling.stop or ())
-        return Job(Request(tokens, seconds=self.settings.limits.seconds, **options))
+            encoded = [self.encode(stop, "stop") for stop in stops]  # may refuse one
+            options["stops"] = [*(map(self.decode, encoded) if self.has_bytes else map(str.encode, stops))]
+            options |= {"source": source, "token_bytes": self._token_bytes.__getitem__}
+        owner = request.scope.get("key_name", "")
+        return Job(Request(tokens, seconds=self.settings.limits.seconds, owner=owner, **options))
 
-    def _stops(self, stops: Sequence[str]) -> dict[str, Any]:
-        """Fields of [`Request`]."""
-        tokens = [self.encode(stop, "stop") for stop in stops]  # may refuse one
-        found = map(self.decode, tokens) if self.has_bytes else map(str.encode, stops)
-        return {"stops": [*found], "token_bytes": self._token_bytes.__getitem__}
-
-    def _changes(self, sampling: SamplingFields) -> LogitChanges:
-        changes, known = sampling.changes, self.vocab_size
-        if wrong := next((token for token, _ in changes.logit_bias if token >= known), None):
-            message = f"`logit_bias` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
-            raise ApiError(400, message, "logit_bias", "invalid_value")
-        return changes
+    def check_tokens(self, param: str, tokens: Iterable[int]) -> None:
+        """Raise an ApiError unless the model has all tokens of an argument."""
+        known = self.vocab_size
+        if wrong := next((token for token in tokens if not 0 <= token < known), None):
+            message = f"`{param}` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
+            raise ApiError(400, message, param, "invalid_value")
 
     def check_limit(self, param: str, value: int, limit: int) -> None:
         """Raise an ApiError that names an argument above its limit."""
         if value > limit:
             raise ApiError(400, f"`{param}` asks for {value}; this server allows at most {limit}.", param, ABOVE_LIMIT)
+
+
+def api_key(request: HttpRequest) -> bytes:
+    """The API key of a client, empty without one."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip().encode()

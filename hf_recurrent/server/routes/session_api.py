@@ -14,7 +14,6 @@ from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.prefix_scopes import owner
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs, call
 from hf_recurrent.server.routes.schemas import (
     ChangeRequest,
@@ -130,7 +129,7 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     async def read(session_id: str, body: ReadRequest, request: HttpRequest) -> dict:
         """Read a text; returns the bits of every byte."""
         tokens = served.encode(body.content, "base64" if body.text is None else "text")
-        job = served.job(tokens, session_id=session_id, scores=0 if body.bits else None, owner=owner(request))
+        job = served.job(request, tokens, session_id=session_id, scores=0 if body.bits else None)
         await RunningJobs(served.scheduler, [job]).run(request)
         result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
         if job.scores is not None:
@@ -144,9 +143,9 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict | Response:
         """Continue the session, as one answer or as server-sent events."""
         served.check_limit("max_tokens", body.max_tokens, served.settings.limits.max_new_tokens)
-        options = {"session_id": session_id, "max_new_tokens": body.max_tokens, "owner": owner(request)}
+        options = {"session_id": session_id, "max_new_tokens": body.max_tokens}
         nothing = np.zeros(0, dtype=np.int64)
-        job = served.job(nothing, body, output_scores=0 if body.bits else None, **options)
+        job = served.job(request, nothing, body, output_scores=0 if body.bits else None, **options)
         running = RunningJobs(served.scheduler, [job], body.stream)
         text = _GeneratedText(served, job, body.stream and body.stream_options.every_token)
         if body.stream:

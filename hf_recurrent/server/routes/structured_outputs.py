@@ -9,6 +9,7 @@ from typing import Any
 from hf_recurrent.generation.constraints import Constraint, JsonSchemaConstraint, ToolCallConstraint, Vocabulary
 from hf_recurrent.server.routes.chat_schemas import Tools
 from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.response_schemas import TextFormat
 from hf_recurrent.server.routes.schemas import ResponseFormat
 from hf_recurrent.server.routes.served_model import ServedModel
 
@@ -17,70 +18,53 @@ _MOST_BYTES, _MOST_PROPERTIES, _MOST_REPEATS = 1 << 16, 256, 256
 _REPEATS = re.compile(r"\{\d*,?\d*\}")
 
 
-async def format_constraint(
-    served: ServedModel, wanted: ResponseFormat | None, param: str = "response_format"
+async def text_constraint(
+    served: ServedModel,
+    wanted: ResponseFormat | TextFormat | None,
+    param: str = "response_format",
+    tools: Tools | None = None,
 ) -> Constraint | None:
-    """The constraint of a `response_format`.
+    """The constraint of a text that may call tools, or has the form of the argument `param`; None for a free text.
 
-    Raises:
-        ApiError: the schema cannot be enforced, or the library is missing.
+    Raises an ApiError if a schema cannot be enforced, the library is missing, or tools and form do not go together.
     """
-    schema = None if wanted is None else wanted.schema
-    if schema is None:
-        return None
-    return await _constraint(param, served, "schema", schema)
-
-
-async def tools_constraint(served: ServedModel, tools: Tools, wanted: ResponseFormat | None) -> Constraint | None:
-    """The constraint of a text that may call tools; None where it may not.
-
-    Raises:
-        ApiError: as in [`format_constraint`].
-    """
-    if not tools.may_call:
-        return None
+    if tools is None or not tools.may_call:
+        schema = None if wanted is None else wanted.schema
+        return None if schema is None else await _constraint(served, JsonSchemaConstraint, schema, param, param)
     is_required = tools.choice.mode == "required"
     if wanted is not None and wanted.type != "text" and not is_required:
         message = "A form of the text does not go with `tools`, unless `tool_choice` is 'none' or 'required'."
         raise ApiError(400, message, "tools", "unsupported_value")
-    try:
-        return await _constraint("tools", served, "tools", tools.schemas, is_required, not tools.is_parallel)
-    except ImportError as error:
-        if is_required:
-            message = f"`tool_choice` is not supported: {error}"
-            raise ApiError(400, message, "tool_choice", "unsupported_value") from error
-        return None  # calls are found in the text, whatever their arguments
+    options = {"is_required": is_required, "is_single": not tools.is_parallel}
+    # Without the library, calls are found in the text, whatever their arguments.
+    needed_by = "tool_choice" if is_required else None
+    return await _constraint(served, ToolCallConstraint, tools.schemas, "tools", needed_by, **options)
 
 
-async def _constraint(param: str, served: ServedModel, kind: str, schema: Any, *options: bool) -> Constraint:
+async def _constraint(
+    served: ServedModel, kind: type[Constraint], schema: Any, param: str, needed_by: str | None, **options: bool
+) -> Constraint | None:
+    """The constraint of an argument; where the library is missing, an error of the argument that needs it, or None."""
     try:
-        text = _checked(schema)
+        text, end = _checked(schema), next(iter(served.scheduler.end_tokens), 0)
         async with served.compiling:
-            ends = served.scheduler.end_tokens
-            return await asyncio.to_thread(_compiled, kind, text, served.vocabulary, next(iter(ends), 0), *options)
+            return await asyncio.to_thread(_compiled, kind, text, served.vocabulary, end, **options)
     except ImportError as error:
-        if kind == "tools":
-            raise
-        raise ApiError(400, f"`{param}` is not supported: {error}", param, "unsupported_value") from error
+        if needed_by is None:
+            return None
+        raise ApiError(400, f"`{needed_by}` is not supported: {error}", needed_by, "unsupported_value") from error
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply." if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"`{param}` cannot be enforced: {reason}", param, "invalid_json_schema") from error
 
 
 @lru_cache(maxsize=32)
-def _compiled(kind: str, text: str, vocabulary: Vocabulary, end: int, *options: bool) -> Constraint:
-    schema = json.loads(text)
-    if kind == "tools":
-        return ToolCallConstraint(schema, *options, end_token_id=end, vocabulary=vocabulary)
-    return JsonSchemaConstraint(schema, end, vocabulary)
+def _compiled(kind: type[Constraint], text: str, vocabulary: Vocabulary, end: int, **options: bool) -> Constraint:
+    return kind(json.loads(text), end_token_id=end, vocabulary=vocabulary, **options)
 
 
 def _checked(schema: Any) -> str:
-    """A schema as JSON, if it is not too large to compile.
-
-    Raises:
-        ValueError: it is.
-    """
+    """A schema as JSON; raises a ValueError if it is too large to compile."""
     text = json.dumps(schema)
     if len(text) > _MOST_BYTES:
         raise ValueError(f"it has {len(text)} bytes as JSON; at most {_MOST_BYTES} are allowed.")

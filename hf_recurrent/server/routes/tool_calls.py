@@ -15,19 +15,12 @@ _LONGEST_HEAD = 400
 
 
 class CallPart(NamedTuple):
-    """A piece of a text.
+    """A piece of a text."""
 
-    Args:
-        text: of the answer, or of the arguments of a call.
-        index: number of the call; None for a piece of the answer.
-        id: of a call that begins.
-        name: of the tool of a call that begins.
-    """
-
-    text: str
-    index: int | None = None
-    id: str | None = None
-    name: str | None = None
+    text: str  # of the answer, or of the arguments of a call
+    index: int | None = None  # number of the call; None for a piece of the answer
+    id: str | None = None  # of a call that begins
+    name: str | None = None  # of the tool of a call that begins
 
 
 class CallSplitter:
