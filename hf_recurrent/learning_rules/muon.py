@@ -26,11 +26,7 @@ def check_not_negative(**values: float) -> None:
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
-    """An optimizer of matrices; a subclass gives `update_group`.
-
-    Raises:
-        ValueError: a parameter is not a matrix.
-    """
+    """An optimizer of matrices; a subclass gives `update_group`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; raise a ValueError if a parameter is not a matrix."""
@@ -101,10 +97,6 @@ class Muon(MatrixOptimizer):
         lr: learning rate; it has the same meaning for matrices of all shapes.
         weight_decay: decoupled weight decay, relative to `lr`.
         momentum: decay of the mean of past gradients.
-        nesterov: look one step ahead.
-
-    Raises:
-        ValueError: a number is not allowed, or a parameter is not a matrix.
     """
 
     def __init__(
@@ -131,7 +123,6 @@ class Muon(MatrixOptimizer):
             self._update(parameters, group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update matrices of one shape."""
         directions = torch.stack([whole(self._direction(parameter, group)) for parameter in parameters])
         rows, columns = parameters[0].shape
         rate = group["lr"] * max(1, rows / columns) ** 0.5

@@ -13,12 +13,11 @@ from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
-from hf_recurrent.online.block_step import BlockStep
+from hf_recurrent.online.block_step import BlockStep, LearnerStream, aligned
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.online.saved_learner import load_saved_model, read_saved_learner, restore_learner, save_learner
 from hf_recurrent.online.settings import LearnerSettings
-from hf_recurrent.online.stream import LearnerStream, aligned
 
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
