@@ -82,10 +82,9 @@ class RowwiseAdagrad(MatrixOptimizer):
         check_not_negative(lr=lr, eps=eps)
         super().__init__(params, {"lr": lr, "eps": eps})
 
-    def update_group(self, group: dict[str, Any]) -> None:
-        for table in group["params"]:
-            if table.grad is not None:
-                self._update(table, table.grad, group["lr"], group["eps"])
+    def update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for table in parameters:
+            self._update(table, table.grad, group["lr"], group["eps"])
 
     def _update(self, table: nn.Parameter, gradient: torch.Tensor, rate: float, eps: float) -> None:
         state = self.state[table]

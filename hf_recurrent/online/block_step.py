@@ -57,16 +57,6 @@ class LearnerStream:
         self.state = {name: aligned(tensor) for name, tensor in detach_state(state).items()}
         del self.waiting[:size]
 
-    def context(self, model: PreTrainedModel) -> dict[str, Any]:
-        """As [`OnlineLearner.context`]."""
-        if self.last is None:
-            raise ValueError("There is no text to continue: the stream is at the beginning of an episode.")
-        tokens = [(token, begins) for token, _, begins in self.waiting] + [self.last]
-        begin = max((index for index, (_, begins) in enumerate(tokens) if begins), default=None)
-        state = self.state if begin is None else model.init_state(1)
-        input_ids = torch.tensor([[token for token, _ in tokens[begin:]]], device=model.device)
-        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "state": state}
-
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy aligned like a new one: alignment decides how sums are rounded, and a resumed run has to

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.provenance_files import write_provenance
@@ -218,7 +219,14 @@ class OnlineLearner:
         Raises:
             ValueError: nothing was read since the beginning of the episode.
         """
-        return self.stream.context(self.model)
+        stream, model = self.stream, self.model
+        if stream.last is None:
+            raise ValueError("There is no text to continue: the stream is at the beginning of an episode.")
+        tokens = [(token, begins) for token, _, begins in stream.waiting] + [stream.last]
+        begin = max((index for index, (_, begins) in enumerate(tokens) if begins), default=None)
+        state = stream.state if begin is None else model.init_state(1)
+        input_ids = torch.tensor([[token for token, _ in tokens[begin:]]], device=model.device)
+        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "state": state}
 
     def new_stream(self, state: RecurrentState | None = None, last: int | None = None) -> LearnerStream:
         """Another stream to read, with sensitivities of zero.
