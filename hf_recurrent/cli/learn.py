@@ -190,7 +190,7 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
 
 
 def _print_summary(arguments: argparse.Namespace, run: "LearnRun", rate: float) -> None:
-    from hf_recurrent.online.run_directory import STATE_FILE
+    from hf_recurrent.online.learn_run import STATE_FILE
 
     directory = arguments.output_dir
     if arguments.json:

@@ -135,7 +135,7 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
         OSError, ValueError, ImportError: an argument is not allowed, or a file cannot be used.
     """
     from hf_recurrent.watch.compressed_log import expand_logs
-    from hf_recurrent.watch.watch_run import OUTPUTS, ReadingOptions, WatchOptions, open_watch
+    from hf_recurrent.watch.watch_run import OUTPUTS, WatchOptions, open_watch
     from hf_recurrent.watch.watched_log import WatchSettings
 
     _check(arguments, OUTPUTS)
@@ -148,8 +148,7 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
         if log != "-" and Path(log).is_dir():
             raise ValueError(f"`LOG` is {log!r}, a directory; it must be a file.")
     arguments.redact_pattern = tuple(arguments.redact_pattern)
-    parts = (dataclass_of(kind, arguments) for kind in (WatchOptions, ReadingOptions, WatchSettings))
-    return open_watch(*parts, logs)
+    return open_watch(dataclass_of(WatchOptions, arguments), dataclass_of(WatchSettings, arguments), logs)
 
 
 def default_directory(logs: Sequence[str]) -> Path:

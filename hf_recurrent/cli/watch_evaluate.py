@@ -41,8 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from hf_recurrent.watch.evaluation import run_engine
-    from hf_recurrent.watch.labelled_log import find_sessions, read_labelled_log
+    from hf_recurrent.watch.evaluation import find_sessions, read_labelled_log, run_engine
     from hf_recurrent.watch.peers import LINE_PEERS, SESSION_PEERS
 
     check_at_least(1, arguments, "label_column")

@@ -14,7 +14,7 @@ from hf_recurrent.argument_checks import check_integer, is_number
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.compression.predictors import Predictor, check_model, finite
 from hf_recurrent.learning_rules.block_learning import BlockLearning
-from hf_recurrent.learning_rules.compiled_reading import BufferedReading, CompiledReading
+from hf_recurrent.learning_rules.compiled_program import CompiledReading
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
@@ -77,10 +77,10 @@ class AdaptivePredictor(Predictor):
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         rule = build_learning_rule(settings.rule, model)
         self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride, updates_each=True)
-        self._reading: BufferedReading | None = None
+        self._reading: CompiledReading | None = None
         if settings.compiled:
             self._learning.require_compiled()
-            self._reading = CompiledReading(model).buffered()
+            self._reading = CompiledReading(model)
         else:
             self._learning.use_plain_torch()
         self._carried = rule.init_carried(1)

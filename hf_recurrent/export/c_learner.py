@@ -23,8 +23,7 @@ from hf_recurrent.export.c_tables import literal, used_tables
 from hf_recurrent.export.vector_block import VectorBlock, vector_plan, vector_setting
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
-from hf_recurrent.learning_rules.compiled_program import Uncompilable
-from hf_recurrent.learning_rules.compiled_reading import CompiledReading
+from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.online.vector_learner import VectorLearner

@@ -4,6 +4,7 @@ Shape letters: T steps.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,43 +18,37 @@ from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
 from hf_recurrent.learning_rules.rules import LearningRule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
-_MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: (None, "square_avg")}
-_KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop"}
+logger = logging.get_logger(__name__)
+
+# Name in the kernel, and names of the moments.
+_KINDS = {
+    torch.optim.AdamW: ("adamw", "exp_avg", "exp_avg_sq"),
+    torch.optim.RMSprop: ("rmsprop", None, "square_avg"),
+}
 _ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered")  # what the kernel does not compute
-
-
-Factors = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+# A model that changes more often learns in plain torch.
+_MOST_COMPILATIONS = 3
 
 
 class GradientMemory:
     """The gradients of some parameters of one type, one after another in one tensor.
 
-    Args:
-        parameters: by their names.
-        factors: name → two vectors, of those whose gradients may be outer products that are not written.
-
-    Attributes:
-        is_factored: True if they are, and not written yet.
+    Some may be outer products of two vectors, their `factors`, which are not written while `is_factored` is True.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], factors: Factors | None = None):
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ):
         self.parameters = list(parameters.values())
-        self.flat, self.views = self._views(parameters)
+        self.flat, self.views = _flat_views(parameters)
         self.factors, self.is_factored = factors or {}, False
         self.unfactored_views = {name: view for name, view in self.views.items() if name not in self.factors}
-        self._by_name = dict(parameters)
         self._other: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
-
-    @staticmethod
-    def _views(parameters: Mapping[str, nn.Parameter]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        sizes = [parameter.numel() for parameter in parameters.values()]
-        flat = torch.empty(sum(sizes), dtype=next(iter(parameters.values())).dtype)
-        pairs = zip(parameters.items(), flat.split(sizes), strict=True)
-        return flat, {name: part.view(parameter.shape) for (name, parameter), part in pairs}
 
     @property
     def is_empty(self) -> bool:
-        """True if no parameter has a gradient."""
         return all(parameter.grad is None for parameter in self.parameters)
 
     @property
@@ -67,37 +62,39 @@ class GradientMemory:
             parameter.grad = view
 
     def write_products(self) -> None:
-        """Write the gradients that only their factors tell."""
         for name, factors in self.factors.items():
             torch.outer(*factors, out=self.views[name])
         self.is_factored = False
 
-    def gather(self) -> None:
-        """Move all gradients here."""
+    def other_views(self) -> dict[str, torch.Tensor]:
+        """Memory for gradients that [`add_other`] adds."""
+        if self._other is None:
+            self._other = _flat_views(self.views)
+        return self._other[1]
+
+    def add_other(self) -> None:
+        """Move all gradients here, and add those in the memory of [`other_views`]."""
         for parameter, view in zip(self.parameters, self.views.values(), strict=True):
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         self.attach()
-
-    def other_views(self) -> dict[str, torch.Tensor]:
-        """Memory for gradients that [`add_other`] adds."""
-        if self._other is None:
-            self._other = self._views(self._by_name)
-        return self._other[1]
-
-    def add_other(self) -> None:
-        """Add the gradients in the memory of [`other_views`]."""
         self.flat.add_(self._other[0])
 
 
-class CompiledUpdate:
-    """Steps of an optimizer without weight decay.
+def _flat_views(like: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """New memory, and its parts with the shapes of some tensors."""
+    sizes = [tensor.numel() for tensor in like.values()]
+    flat = torch.empty(sum(sizes), dtype=next(iter(like.values())).dtype)
+    pairs = zip(like.items(), flat.split(sizes), strict=True)
+    return flat, {name: part.view(tensor.shape) for (name, tensor), part in pairs}
 
-    Args:
-        optimizer: AdamW or RMSprop; its state is the same as after its own steps, up to rounding.
-        memory: the gradients of its parameters; those without a place in it have none.
+
+class CompiledUpdate:
+    """Steps of AdamW or RMSprop without weight decay on the parameters of a memory.
+
+    The optimizer's state is the same as after its own steps, up to rounding.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, memory: GradientMemory):
@@ -114,7 +111,6 @@ class CompiledUpdate:
         )
 
     def norm(self) -> float:
-        """The norm of the gradient."""
         self._bind()
         return self._update.norm(self.memory.is_factored)
 
@@ -138,7 +134,7 @@ class CompiledUpdate:
             return
         if self._bound is not None:
             self.write_steps()
-        first, second = _MOMENTS[type(self.optimizer)]
+        kind, first, second = _KINDS[type(self.optimizer)]
         rates = {p: group["lr"] for group in self.optimizer.param_groups for p in group["params"]}
         trained, memory = [], self.memory
         for parameter, name in zip(memory.parameters, memory.views, strict=True):
@@ -149,25 +145,17 @@ class CompiledUpdate:
                     state[moment] = torch.zeros_like(parameter)
             moments = state[first] if first else None, state[second]
             trained.append(block_cpu.Trained(parameter, *moments, rates[parameter], memory.factors.get(name)))
-        group, kind = self.optimizer.param_groups[0], _KINDS[type(self.optimizer)]
+        group = self.optimizer.param_groups[0]
         betas = group["betas"] if "betas" in group else (0.0, group["alpha"])
         self._update = block_cpu.WeightUpdate(kind, self.memory.flat, trained, betas, group["eps"])
         self._steps = int(self.optimizer.state[self.memory.parameters[0]]["step"])
         self._bound = bound
 
 
-logger = logging.get_logger(__name__)
-
-# A model that changes more often learns in plain torch.
-_MOST_COMPILATIONS = 3
-
-
 class BlockLearning:
     """Learns from one block after another; gradients are in the parameters' `.grad` until an update.
 
     Args:
-        rule: the learning rule.
-        optimizer: of the trained parameters.
         stride: T of the blocks that are compiled; others run in plain torch.
         num_targets: divisor of a block's nats.
         updates_each: an update follows each block, so gradients of single steps need not be written.
@@ -177,13 +165,7 @@ class BlockLearning:
     """
 
     def __init__(
-        self,
-        rule: LearningRule,
-        optimizer: torch.optim.Optimizer,
-        stride: int,
-        num_targets: int,
-        *,
-        updates_each: bool = False,
+        self, rule: LearningRule, optimizer: torch.optim.Optimizer, stride: int, num_targets: int, updates_each: bool
     ):
         self.rule, self.optimizer, self.stride, self.num_targets = rule, optimizer, stride, num_targets
         self._updates_each = updates_each
@@ -215,12 +197,9 @@ class BlockLearning:
     def learn(
         self, carried: RecurrentState, state: RecurrentState, block: Block
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Read one block and add its gradient to the parameters' gradients.
+        """Read one block and add its gradient to the parameters' gradients; returns nats (T,) and the state after it.
 
         `carried`, the tensors of the rule, is updated in place; `state` is before the block.
-
-        Returns:
-            Nats (T,) and the state after the block.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
@@ -243,7 +222,6 @@ class BlockLearning:
             memory.attach()
         else:
             learned = compiled.learn(carried, state, block, memory.other_views())
-            memory.gather()
             memory.add_other()
         return learned
 
@@ -256,12 +234,7 @@ class BlockLearning:
     def update(self, factor: float, max_grad_norm: float) -> float:
         """Change the weights, unless the norm of the gradient is NaN or infinite, and forget the gradient.
 
-        Args:
-            factor: of the gradient, before it is clipped.
-            max_grad_norm: 0 for no clipping.
-
-        Returns:
-            The norm of the gradient, before it is clipped.
+        The gradient is multiplied by `factor` and then clipped, unless `max_grad_norm` is 0; returns its norm before.
         """
         bound = max_grad_norm or float("inf")
         if self._of_tables:
@@ -312,7 +285,6 @@ class BlockLearning:
             self._update.write_steps()
 
     def _compiled_block(self, block: Block) -> CompiledBlock | None:
-        """The program for a block, if there is one."""
         if self.problem is not None or block[0].shape[1] != self.stride:
             return None
         if not self._is_checked:
@@ -332,11 +304,11 @@ class BlockLearning:
             if self._compilations == _MOST_COMPILATIONS:
                 raise Uncompilable("the model changes again and again")
             self._compilations += 1
-            block, factored = (self.rule, self.stride, self.num_targets), self._updates_each
+            new_block = partial(CompiledBlock, self.rule, self.stride, self.num_targets, factored=self._updates_each)
             try:
-                self._compiled = CompiledBlock(*block, factored=factored)
+                self._compiled = new_block()
             except Uncompilable:
-                self._compiled = CompiledBlock(*block, factored=factored, resets=False)
+                self._compiled = new_block(resets=False)
         except Uncompilable as error:
             self.problem = str(error)
             logger.warning_once(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
+from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu, named
 from hf_recurrent.learning_rules.optimizers import frozen, without_gradients
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
 from hf_recurrent.learning_rules.traced_unit import shadowed
@@ -34,11 +34,9 @@ Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # input_ids, shift_labe
 
 
 class CompiledBlock(CompiledProgram):
-    """Blocks of T steps of one stream, for a rule and a model as they are now.
+    """Blocks of T steps of one stream, for a rule and a model on the CPU as they are now.
 
     Args:
-        rule: of a model on the CPU.
-        steps: T.
         num_targets: divisor of a block's nats.
         resets: False for blocks without resets only; some models choose by them what they compute.
         factored: leave gradients that are outer products of two vectors, as most of one step are, as their factors.
@@ -68,9 +66,8 @@ class CompiledBlock(CompiledProgram):
     def learn(
         self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Read one block as [`BlockLearning.learn`]; `gradients` are name → memory for the gradient of a parameter.
-
-        Those that have factors need no memory. Gradients of tables are added to theirs.
+        """Read one block as [`BlockLearning.learn`]; `gradients` are name → memory, which gradients with factors do
+        not need. Gradients of tables are added to theirs.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; `carried` is unchanged, `gradients` are not.
@@ -85,21 +82,17 @@ class CompiledBlock(CompiledProgram):
     def _run(
         self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, RecurrentState, dict[str, torch.Tensor]]:
-        """As `learn`; returns the gradients of tables too."""
+        """As `learn`, but returns the gradients of tables."""
         for name, part in zip(_INPUTS, block, strict=True):
             self._inputs[name].copy_(part)
-        inputs, outputs = dict(self._inputs), {"nats": self._nats}
-        for part, tensors in (("state", state), ("carried", carried)):
-            inputs |= {f"{part} {name}": tensor for name, tensor in tensors.items()}
+        inputs = self._inputs | named("state", state) | named("carried", carried)
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        outputs |= {f"state {name}": tensor for name, tensor in new_state.items()}
-        outputs |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        outputs = {"nats": self._nats} | named("state", new_state) | named("gradient", gradients)
         for name, (rows, columns) in self.factors.items():
             outputs |= {f"rows {name}": rows, f"columns {name}": columns}
         width = self.model.config.hidden_size
         of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
-        outputs |= {f"sums {name}": tensor for name, tensor in of_sums.items()}
-        if not self.program.run(inputs, outputs):
+        if not self.program.run(inputs, outputs | named("sums", of_sums)):
             loss = (self._nats.sum() / self.num_targets).item()
             raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
         for name in self.factors.keys() & gradients.keys():
@@ -148,12 +141,8 @@ class CompiledBlock(CompiledProgram):
         carried, state = rule.init_carried(1), init_network_state(model, 1)
         ids, labels = (torch.zeros(1, self.steps, dtype=torch.long) for _ in range(2))
         resets = torch.zeros(1, self.steps, dtype=torch.bool) if self.resets else None
-        inputs = {
-            name: tensor for name, tensor in zip(_INPUTS, (ids, labels, resets), strict=True) if tensor is not None
-        }
-        inputs |= {f"state {name}": tensor for name, tensor in state.items()}
-        inputs |= {f"carried {name}": tensor for name, tensor in carried.items()}
-        trace = BlockTrace(self.dtype, inputs, self.parameters)
+        inputs = {"ids": ids, "labels": labels} | ({} if resets is None else {"resets": resets})
+        trace = BlockTrace(self.dtype, inputs | named("state", state) | named("carried", carried), self.parameters)
         engine = getattr(rule, "engine", None)
         recorded = nullcontext() if engine is None else engine.advancing_by(trace.advance_sensitivities)
         with without_gradients(self.parameters.values()), recorded, self._probes() as probes, trace:
@@ -170,8 +159,7 @@ class CompiledBlock(CompiledProgram):
                 trace.require_finite(output.loss)
                 output.loss.backward()
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-            results = {"nats": nats} | {f"state {name}": tensor for name, tensor in output.state.items()}
-            results |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+            results = {"nats": nats} | named("state", output.state) | named("gradient", gradients)
             results |= {f"sums {name}": probe.grad for name, probe in probes.items()}
         return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
@@ -183,8 +171,7 @@ class CompiledBlock(CompiledProgram):
         with ExitStack() as stack:
             for name, table in self.tables.items():
                 stack.enter_context(frozen(table))
-                probed = partial(_probed, table.forward, probes[name])
-                stack.enter_context(shadowed(table, forward=probed))
+                stack.enter_context(shadowed(table, forward=partial(_probed, table.forward, probes[name])))
             yield probes
 
     def _compare(self) -> None:
@@ -210,11 +197,11 @@ class CompiledBlock(CompiledProgram):
                 expected[name] = whole.coalesce().values() if whole.is_sparse else whole[touched]
             pairs = {"loss": (nats.sum(), losses)}
             for part, ours, theirs in (
-                ("gradient of ", gradients, expected),
-                ("sensitivity of ", carried, plain_carried),
-                ("state ", state, plain_state),
+                ("gradient of", gradients, expected),
+                ("sensitivity of", carried, plain_carried),
+                ("state", state, plain_state),
             ):
-                pairs |= {f"{part}{name}": (ours[name], theirs[name]) for name in ours}
+                pairs |= {f"{part} {name}": (ours[name], theirs[name]) for name in ours}
             # Small gradients are sums of larger ones, with their rounding.
             smallest = 1e-3 * max(tensor.abs().max().item() for tensor in expected.values())
             for name, (found, wanted) in pairs.items():

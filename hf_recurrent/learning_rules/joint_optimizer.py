@@ -14,13 +14,10 @@ MATRIX_OPTIMIZERS = (ADAMW, MUON)
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Optimizers of different classes that step together.
+    """Optimizers of different classes, without common parameters, that step together.
 
     All groups and states are here, so a schedule scales every rate, and `state_dict` is complete. A group's key
     "optimizer" is the name of the class that updates it.
-
-    Args:
-        parts: optimizers of different classes without common parameters; their groups are taken over.
     """
 
     row_states = RowwiseAdagrad.row_states
@@ -33,8 +30,7 @@ class JointOptimizer(torch.optim.Optimizer):
     @property
     def description(self) -> str:
         """The names of the classes that have parameters."""
-        names = dict.fromkeys(group["optimizer"] for group in self.param_groups if group["params"])
-        return ", ".join(names)
+        return ", ".join(dict.fromkeys(group["optimizer"] for group in self.param_groups if group["params"]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -70,15 +66,7 @@ def join_optimizers(
 ) -> torch.optim.Optimizer:
     """Move the model's tables, and with "muon" the matrices of its layers, from `optimizer` to their own optimizers.
 
-    Args:
-        optimizer: of all trained parameters, without states yet.
-        model: tables are found by [`sparse_tables`], matrices by [`layer_matrices`].
-        matrix_optimizer: "adamw", to leave matrices in `optimizer`, or "muon".
-        matrix_learning_rate: learning rate of Muon.
-        table_learning_rate: learning rate of [`RowwiseAdagrad`].
-
-    Returns:
-        A [`JointOptimizer`]; `optimizer` itself if there is nothing to move.
+    `optimizer` is of all trained parameters, without states yet; it is returned if there is nothing to move.
     """
     matrices = layer_matrices(model).values() if matrix_optimizer == MUON else ()
     moved = _take(optimizer, set(matrices))

@@ -26,11 +26,7 @@ def check_not_negative(**values: float) -> None:
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
-    """An optimizer of matrices; a subclass gives `update_group`.
-
-    Raises:
-        ValueError: a parameter is not a matrix.
-    """
+    """An optimizer of matrices; a subclass gives `update`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices; raise a ValueError if a parameter is not a matrix."""
@@ -44,11 +40,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """Update the parameters with a gradient; returns the result of `closure`."""
         loss = result_of(closure)
         for group in self.param_groups:
-            self.update_group(group)
+            self.update([parameter for parameter in group["params"] if parameter.grad is not None], group)
         return loss
 
-    def update_group(self, group: dict[str, Any]) -> None:
-        """Update those parameters of a group that have a gradient."""
+    def update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Update parameters with gradients by the settings of their group."""
         raise NotImplementedError
 
 
@@ -101,10 +97,6 @@ class Muon(MatrixOptimizer):
         lr: learning rate; it has the same meaning for matrices of all shapes.
         weight_decay: decoupled weight decay, relative to `lr`.
         momentum: decay of the mean of past gradients.
-        nesterov: look one step ahead.
-
-    Raises:
-        ValueError: a number is not allowed, or a parameter is not a matrix.
     """
 
     def __init__(
@@ -121,23 +113,16 @@ class Muon(MatrixOptimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
         super().__init__(params, defaults)
 
-    def update_group(self, group: dict[str, Any]) -> None:
+    def update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         by_shape: dict[tuple, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                key = (*parameter.shape, parameter.dtype, parameter.device)
-                by_shape.setdefault(key, []).append(parameter)
-        for parameters in by_shape.values():
-            self._update(parameters, group)
-
-    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update matrices of one shape."""
-        directions = torch.stack([whole(self._direction(parameter, group)) for parameter in parameters])
-        rows, columns = parameters[0].shape
-        rate = group["lr"] * max(1, rows / columns) ** 0.5
-        for parameter, update in zip(parameters, orthogonalized(directions), strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(own_part(update, parameter), alpha=-rate)
+        for parameter in parameters:
+            by_shape.setdefault((*parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
+        for (rows, columns, *_), alike in by_shape.items():
+            directions = torch.stack([whole(self._direction(parameter, group)) for parameter in alike])
+            rate = group["lr"] * max(1, rows / columns) ** 0.5
+            for parameter, update in zip(alike, orthogonalized(directions), strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(own_part(update, parameter), alpha=-rate)
 
     def _direction(self, parameter: nn.Parameter, group: dict[str, Any]) -> torch.Tensor:
         state, momentum = self.state[parameter], group["momentum"]

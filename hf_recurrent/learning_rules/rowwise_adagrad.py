@@ -71,11 +71,6 @@ class RowwiseAdagrad(MatrixOptimizer):
 
     Args:
         params: matrices (rows, width), or groups of them.
-        lr: learning rate.
-        eps: added to the denominator.
-
-    Raises:
-        ValueError: `lr` or `eps` is negative, or a parameter is not a matrix.
     """
 
     # Entries of a parameter's state with one number for each row.
@@ -87,10 +82,9 @@ class RowwiseAdagrad(MatrixOptimizer):
         check_not_negative(lr=lr, eps=eps)
         super().__init__(params, {"lr": lr, "eps": eps})
 
-    def update_group(self, group: dict[str, Any]) -> None:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                self._update(parameter, parameter.grad, group["lr"], group["eps"])
+    def update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for table in parameters:
+            self._update(table, table.grad, group["lr"], group["eps"])
 
     def _update(self, table: nn.Parameter, gradient: torch.Tensor, rate: float, eps: float) -> None:
         state = self.state[table]

@@ -9,14 +9,14 @@
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
-from hf_recurrent.learning_rules.traced_unit import shadowed
+from hf_recurrent.learning_rules.traced_unit import shadowed_each
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state, upcast
 from hf_recurrent.modeling.scan.linear_scan import linear_scan
 from hf_recurrent.modeling.units.dense_units import DenseUnit
@@ -26,9 +26,7 @@ from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 def diagonal_recurrence(unit: DenseUnit, *, temporal: bool = True) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """A replacement for `unit.recur` with the same states, and gradients by the diagonal of the Jacobian.
 
-    Args:
-        unit: a unit that mixes channels.
-        temporal: False cuts all gradients through the previous state, also of the maps of the state.
+    Without `temporal`, all gradients through the previous state are cut, also of the maps of the state.
     """
     recur = unit.recur
 
@@ -100,16 +98,9 @@ class LearningRule:
         reset_mask: torch.Tensor | None,
         num_targets: torch.Tensor | int,
     ) -> ModelOutput:
-        """Read one block and add its gradient to every parameter's `.grad`.
+        """Read one block, (B, T), and add the gradient of its nats / `num_targets` to every parameter's `.grad`.
 
-        Args:
-            carried: tensors of [`init_carried`]; updated in place.
-            state: the state before the block.
-            input_ids, shift_labels, reset_mask: (B, T).
-            num_targets: divisor of the block's nats.
-
-        Returns:
-            the model's output, with the state after the block detached.
+        `carried` is updated in place. Returns the model's output, with the state after the block detached.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
@@ -152,12 +143,8 @@ class SnAp1(RealTimeRecurrentLearning):
         with self._diagonal():
             super().__init__(model)
 
-    @contextmanager
-    def _diagonal(self):
-        with ExitStack() as stack:
-            for unit in self.dense_units:
-                stack.enter_context(shadowed(unit, recur=diagonal_recurrence(unit)))
-            yield
+    def _diagonal(self) -> AbstractContextManager:
+        return shadowed_each(self.dense_units, "recur", diagonal_recurrence)
 
     @contextmanager
     def block(self, carried: RecurrentState):
@@ -180,17 +167,15 @@ class SpatialLearning(LearningRule):
                 "Use `bptt`."
             )
 
-    @contextmanager
-    def block(self, carried: RecurrentState):
-        with ExitStack() as stack:
-            for unit in self.units:
-                dense = isinstance(unit, DenseUnit)
-                recur = diagonal_recurrence(unit, temporal=False) if dense else _spatial(unit.recur)
-                stack.enter_context(shadowed(unit, recur=recur))
-            yield
+    def block(self, carried: RecurrentState) -> AbstractContextManager:
+        return shadowed_each(self.units, "recur", _spatial_recurrence)
 
 
-def _spatial(recur):
+def _spatial_recurrence(unit: RecurrentUnit) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    if isinstance(unit, DenseUnit):
+        return diagonal_recurrence(unit, temporal=False)
+    recur = unit.recur
+
     def spatial(projections, state, reset_mask=None, padding_mask=None):
         with torch.no_grad():
             states, final_state = recur(projections, state, reset_mask, padding_mask)
@@ -211,11 +196,7 @@ RULES = tuple(_CLASSES)
 
 
 def build_learning_rule(name: str, model: PreTrainedModel) -> LearningRule:
-    """Build a rule for a model.
-
-    Raises:
-        ValueError: the rule is unknown or not supported by this model.
-    """
+    """Build a rule for a model; a ValueError if the rule is unknown or not supported by this model."""
     if name not in _CLASSES:
         raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(RULES)}.")
     return _CLASSES[name](model)

@@ -80,8 +80,7 @@ class SensitivityEngine:
     """
 
     def __init__(self, model: PreTrainedModel):
-        self.model = model
-        self.dtype = state_dtype(model.dtype)
+        self.model, self.dtype = model, state_dtype(model.dtype)
         self.advance: Advance = advance_sensitivities
         units = [(name, module) for name, module in model.named_modules() if isinstance(module, RecurrentUnit)]
         if not units:
@@ -141,8 +140,7 @@ class _UnitBlock(UnitRecorder):
 
     def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype, advance: Advance):
         super().__init__(traced, dtype)
-        self.sensitivities = sensitivities
-        self.advance_sensitivities = advance
+        self.sensitivities, self.advance_sensitivities = sensitivities, advance
         self.parameters = traced.parameters()
         self.derivatives: dict[str, Derivative] = {}
         self.transition: torch.Tensor | None = None
@@ -204,12 +202,15 @@ class _UnitBlock(UnitRecorder):
             # In place: a matrix product is not shared, but a vector's gradient may be a view of another tensor.
             self.advance(name, gradient)
             return None
-        past = torch.zeros(gradient.shape, dtype=self.dtype, device=gradient.device)
+        return gradient + self._past(name, gradient)
+
+    def _past(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The gradient through the past, with the shape and type of a tensor."""
+        past = torch.zeros(like.shape, dtype=self.dtype, device=like.device)
         self.advance(name, past)
-        return gradient + past.to(gradient.dtype)
+        return past.to(like.dtype)
 
     def advance(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Advance one parameter's sensitivities past the block, and add Σ_b (∂L/∂h_0) ∘ S_0 to `gradient`."""
         self.waiting.remove(name)
         self.advance_sensitivities(
             self.sensitivities[name], self.transition, self.derivatives[name], self.grad_state, gradient
@@ -223,9 +224,7 @@ class _UnitBlock(UnitRecorder):
                     self.advance(name, None)
                     continue
                 parameter = self.parameters[name]
-                past = torch.zeros(parameter.shape, dtype=self.dtype, device=parameter.device)
-                self.advance(name, past)
-                past = past.to(parameter.dtype)
+                past = self._past(name, parameter)
                 parameter.grad = past if parameter.grad is None else parameter.grad + past
 
     def release(self) -> None:
@@ -265,23 +264,14 @@ def advance_sensitivities(
     grad_state: torch.Tensor | None,
     gradient: torch.Tensor | None,
 ) -> None:
-    """Advance one parameter's sensitivities past a block in place, and add the gradient through the past.
-
-    Args:
-        carried: S_0, (B, C, rows, G) or (B, C, rows, G, I); becomes S_T.
-        transition: ∂h_T/∂h_0, (B, C, C, G).
-        derivative: ∂h_T/∂p.
-        grad_state: ∂L/∂h_0, (B, C, G); required with a gradient.
-        gradient: of the parameter's shape; gets Σ_b (∂L/∂h_0) ∘ S_0 added.
+    """An [`Advance`]: `carried` is (B, C, rows, G) or (B, C, rows, G, I), `transition` (B, C, C, G), `grad_state`
+    (B, C, G), and `gradient` has the shape of the parameter.
     """
     if gradient is not None:
         gradient = gradient.view(carried.shape[2:])
-    function = _advance_vector if derivative.inputs is None else _advance_matrix
-    function(carried, transition, derivative, grad_state, gradient)
-
-
-def _advance_vector(carried, transition, derivative, grad_state, gradient):
-    """S (B, C, rows, G) ← J S + E in place; gradient (rows, G) += Σ_b grad_state ∘ S before the update."""
+    if derivative.inputs is not None:
+        _advance_matrix(carried, transition, derivative, grad_state, gradient)
+        return
     if gradient is not None:
         gradient.add_(torch.einsum("bcg,bcrg->rg", grad_state, carried))
     carried.copy_(torch.einsum("bcdg,bdrg->bcrg", transition, carried) + derivative.of_rows)

@@ -8,15 +8,14 @@ Nothing is carried; a batch costs about twice as much as with backpropagation th
 Shape letters: B batch, T steps, S state width.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule, diagonal_recurrence, states_before
-from hf_recurrent.learning_rules.traced_unit import shadowed
+from hf_recurrent.learning_rules.traced_unit import shadowed_each
 from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.units.dense_units import DenseUnit
 from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
@@ -61,16 +60,11 @@ class SequenceRule:
         self.units = [module for module in model.modules() if isinstance(module, RecurrentUnit)]
         self._spatial = SpatialLearning(model) if name == "spatial" else None
 
-    @contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self) -> AbstractContextManager:
         """Context for forward passes; the backward pass may come later."""
-        with ExitStack() as stack:
-            if self._spatial is not None:
-                stack.enter_context(self._spatial.block({}))
-            elif self.name != "bptt":
-                for unit in self.units:
-                    stack.enter_context(shadowed(unit, forward=self._forward(unit)))
-            yield
+        if self._spatial is not None:
+            return self._spatial.block({})
+        return nullcontext() if self.name == "bptt" else shadowed_each(self.units, "forward", self._forward)
 
     def _forward(self, unit: RecurrentUnit):
         if self.name == "truncated":

@@ -4,8 +4,8 @@ Shape letters: B streams or batch, I inputs of a linear map, S state width, G ch
 S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -132,6 +132,15 @@ def shadowed(unit: nn.Module, **attributes) -> Iterator[None]:
         for name in attributes:
             del unit.__dict__[name]
         unit.__dict__.update(before)
+
+
+@contextmanager
+def shadowed_each(units: Iterable[nn.Module], attribute: str, replacement: Callable[..., object]) -> Iterator[None]:
+    """Temporarily override an attribute of every unit by `replacement(unit)`."""
+    with ExitStack() as stack:
+        for unit in units:
+            stack.enter_context(shadowed(unit, **{attribute: replacement(unit)}))
+        yield
 
 
 class UnitRecorder:

@@ -1,7 +1,8 @@
-"""The step of an online learner for one block of T bytes: predict it, and learn from it."""
+"""A stream of an online learner, and the step for one block of T bytes of it: predict it, and learn from it."""
 
 import math
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +13,11 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_block import Block
-from hf_recurrent.learning_rules.compiled_program import Uncompilable
-from hf_recurrent.learning_rules.compiled_reading import CompiledReading
+from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state, upcast
 from hf_recurrent.modeling.contexts.count_memory import READING, STATE_PART
 from hf_recurrent.modeling.contexts.count_memory_layout import Rates
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
@@ -25,14 +25,48 @@ from hf_recurrent.modeling.step.single_step import plain_forward
 from hf_recurrent.online.settings import LearnerSettings
 
 
-class BlockStep:
-    """Predicts blocks and, if the settings say so, learns from them: `update_every` blocks make an optimizer step.
+@dataclass
+class LearnerStream:
+    """A stream and the bytes of it that wait for a full block; weights, optimizer and scores belong to the learner.
 
-    Attributes:
-        updates: optimizer steps.
-        optimizer: None without learning.
-        parameters: name → trained parameter.
+    Args:
+        state: after the bytes that were learned from.
+        carried: sensitivities, as the learning rule carries them.
+        last: the last byte, whose successor is unknown, and True if it begins an episode; None between episodes.
+        waiting: (byte, next byte, True if the first begins an episode) of an incomplete block.
     """
+
+    state: RecurrentState
+    carried: RecurrentState
+    last: tuple[int, bool] | None = None
+    waiting: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    def add(self, token: int, ends_episode: bool) -> None:
+        """Add the next byte, the target of the last one."""
+        last, self.last = self.last, None if ends_episode else (token, self.last is None)
+        if last is not None:
+            self.waiting.append((last[0], token, last[1]))
+
+    def block(self, size: int, device: torch.device) -> Block:
+        """Input ids, labels and resets of the first `size` waiting bytes, (1, T) each."""
+        columns = zip(*self.waiting[:size], strict=True)
+        return tuple(torch.tensor([column], device=device) for column in columns)
+
+    def advance(self, size: int, state: RecurrentState) -> None:
+        """Drop the first `size` waiting bytes, after which the state is `state`."""
+        self.state = {name: aligned(tensor) for name, tensor in detach_state(state).items()}
+        del self.waiting[:size]
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy aligned like a new one: alignment decides how sums are rounded, and a resumed run has to
+    round like an uninterrupted one."""
+    is_aligned = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+    return tensor if is_aligned else tensor.clone(memory_format=torch.contiguous_format)
+
+
+class BlockStep:
+    """Predicts blocks and, if the settings say so, learns from them: `update_every` blocks make an optimizer step."""
 
     def __init__(self, model: PreTrainedModel, settings: LearnerSettings):
         self._model, self._settings, self.updates = model, settings, 0
@@ -46,12 +80,9 @@ class BlockStep:
             apply_learning_rate_factors(self.optimizer, model, self.parameters)
             self.optimizer = join_optimizers(self.optimizer, model, table_learning_rate=settings.table_learning_rate)
             self.optimizer.zero_grad()
+            updates_each = settings.update_every == 1
             self.learning = BlockLearning(
-                self._rule,
-                self.optimizer,
-                settings.stride,
-                self._num_targets,
-                updates_each=settings.update_every == 1,
+                self._rule, self.optimizer, settings.stride, self._num_targets, updates_each=updates_each
             )
 
     def init_carried(self) -> RecurrentState:
@@ -73,8 +104,12 @@ class BlockStep:
             logits, new_state = self._predict(rest, block)
         if self.learning is not None:
             nats, new_state = self.learning.learn(carried, rest, block)
-        if counts is not None:
-            nats, counts = self._read_counts(counts, logits, block)
+        if counts is not None:  # the network's logits (T, V) are those before it learned from the block
+            input_ids, labels, resets = block
+            rates = Rates(learns=True, inserts=True) if self._settings.learn else READING
+            (nats,), _, counts = self._model.count_memory.read(
+                input_ids, counts, logits.unsqueeze(0), resets, targets=labels, rates=rates
+            )
             new_state = new_state | {STATE_PART: counts}
         elif self.learning is None:
             nats = F.cross_entropy(logits, block[1][0], reduction="none")
@@ -82,20 +117,6 @@ class BlockStep:
         if not math.isfinite(nats.sum().item()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
         return nats, new_state
-
-    def _read_counts(
-        self, counts: torch.Tensor, logits: torch.Tensor, block: Block
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nats (T,) of network and count memory together, and the new state of the memory, which learns too.
-
-        The network's logits (T, V) are those before it learned from the block.
-        """
-        input_ids, labels, resets = block
-        rates = Rates(learns=True, inserts=True) if self._settings.learn else READING
-        nats, _, counts = self._model.count_memory.read(
-            input_ids, counts, logits.unsqueeze(0), resets, targets=labels, rates=rates
-        )
-        return nats[0], counts
 
     @torch.no_grad()
     def _predict(self, state: RecurrentState, block: Block) -> tuple[torch.Tensor, RecurrentState]:
@@ -109,11 +130,11 @@ class BlockStep:
             with plain_forward() if learns else nullcontext():
                 output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
             return upcast(output.logits[0]), output.state
-        logits = []
+        logits, reading.state = [], state
         for token in input_ids[0].tolist():
-            found, state = reading.read(token, state)
-            logits.append(found)
-        return torch.stack(logits), state
+            reading.read(token)
+            logits.append(reading.logits.clone())
+        return torch.cat(logits), reading.state
 
     @cached_property
     def _reading(self) -> CompiledReading | None:
@@ -152,14 +173,10 @@ class BlockStep:
         if self.learning is not None:
             self.learning.write_steps()
             self.learning.write_gradients()
-        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        gradients = {name: weight.grad for name, weight in self.parameters.items() if weight.grad is not None}
         return {
             "summed": (self._summed_blocks, self._summed_bytes),
-            "gradients": {
-                name: gradient.to_dense() if gradient.is_sparse else gradient
-                for name, gradient in gradients.items()
-                if gradient is not None
-            },
+            "gradients": {name: grad.to_dense() if grad.is_sparse else grad for name, grad in gradients.items()},
             "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
         }
 

@@ -5,16 +5,18 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
 from hf_recurrent.checkpoints.files import (
+    STAGING_PREFIX,
     checkpoint_number,
     list_checkpoints,
     new_staging_directory,
@@ -22,7 +24,7 @@ from hf_recurrent.checkpoints.files import (
     remove_staging,
     staging_path,
 )
-from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.checkpoints.output_lock import LOCK_FILE, output_lock
 from hf_recurrent.checkpoints.records import Data
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
@@ -35,31 +37,25 @@ from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, check_records, plot_records, read_records
-from hf_recurrent.online.run_directory import RECORDS_FILE, STATE_FILE, check_checkpoint, find_checkpoint, remove_run
-from hf_recurrent.online.saved_learner import is_saved_learner
-from hf_recurrent.online.source_identity import ChangedSourceError, is_same_file
-from hf_recurrent.online.sources import STANDARD_INPUT, Source, open_source
+from hf_recurrent.online.saved_learner import check_files, is_saved_learner
+from hf_recurrent.online.sources import STANDARD_INPUT, ChangedSourceError, Source, is_same_file, open_source
 
-if TYPE_CHECKING:
-    from hf_recurrent.online.prequential import PrequentialRecord
-
-
+RECORDS_FILE, STATE_FILE, PLOT_FILE = "records.jsonl", "state.safetensors", "prequential.png"
+# Seconds between two lines without a terminal, and after which a slow stream is saved, however few bytes were read.
+_LINE_SECONDS, _SAVE_SECONDS = 10.0, 600.0
+# Bytes between two checks for a request to stop.
+_PIECE = 64
 # Keys of the learner's metadata: the name of the source, the bytes that the learner read before it, and its identity.
 _NAME, _BEFORE, _IDENTITY = "source", "bytes_before", "file"
 
 
-def continue_source(
-    learner: OnlineLearner, source_name: str, *, follow: bool, timeout: float | None
-) -> tuple[Source, int]:
-    """Open a source, and return it with the bytes of it that the learner has read.
+def _continue_source(learner: OnlineLearner, options: "LearnOptions") -> tuple[Source, int]:
+    """Open the source, and return it with the bytes of it that the learner has read.
 
     A file continues where it was read to, also under a new name. Any other source is read from its beginning.
-
-    Raises:
-        OSError, ValueError: the source cannot be opened, or is not the file that was read before.
     """
-    name, start, saved = source_name, 0, learner.metadata
-    options = {"follow": follow, "timeout": timeout}
+    name, start, saved = options.source, 0, learner.metadata
+    open_it = partial(open_source, options.source, follow=options.follow, timeout=options.timeout)
     source = None
     if name != STANDARD_INPUT and Path(name).is_file():
         name = os.path.abspath(name)
@@ -67,27 +63,19 @@ def continue_source(
         if has_its_name or is_same_file(os.stat(name), saved.get(_IDENTITY) or {}):
             start = learner.bytes_read - saved[_BEFORE]
             try:
-                source = open_source(source_name, start=start, identity=saved.get(_IDENTITY), **options)
+                source = open_it(start=start, identity=saved.get(_IDENTITY))
             except ChangedSourceError as error:
                 if has_its_name:
-                    raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(source_name)}.") from error
+                    raise ValueError(
+                        f"{str(error).rstrip('.')}; to finish a rotated file first, resume with its new name; to "
+                        "continue with the same learner at the first byte of this file, use `--source - --resume < "
+                        f"{options.source}`; to begin anew, use --restart instead of --resume."
+                    ) from error
                 start = 0  # another file with the number that the old one had
-    source = source or open_source(source_name, **options)
+    source = source or open_it()
     learner.training_record.name_source({STANDARD_INPUT: "standard input"}.get(name, name))
     learner.metadata = {**saved, _NAME: name, _BEFORE: learner.bytes_read - start}
     return source, start
-
-
-def _ways_on(name: str) -> str:
-    return (
-        "to finish a rotated file first, resume with its new name; to continue with the same learner at the first "
-        f"byte of this file, use `--source - --resume < {name}`; to begin anew, use --restart instead of --resume"
-    )
-
-
-def remember_source(learner: OnlineLearner, source: Source) -> None:
-    """Store in the learner how the source can be recognized, before the learner is saved."""
-    learner.metadata[_IDENTITY] = source.identity(learner.bytes_read - learner.metadata[_BEFORE])
 
 
 def check_metadata(values: dict[str, Any], bytes_read: int) -> None:
@@ -101,11 +89,7 @@ def check_metadata(values: dict[str, Any], bytes_read: int) -> None:
         raise ValueError(f"its metadata has {found!r:.100}, which is not a source.")
 
 
-# Seconds between two lines without a terminal.
-_LINE_SECONDS = 10.0
-
-
-def describe(record: "PrequentialRecord", window: int) -> str:
+def describe(record: PrequentialRecord, window: int) -> str:
     """Bits per byte of a record in words."""
     if record.bits_per_byte is None:
         return "no predictions yet"
@@ -114,8 +98,8 @@ def describe(record: "PrequentialRecord", window: int) -> str:
 
 
 def show_progress(
-    records: Iterable["PrequentialRecord"], window: int, quiet: bool, size: int | None = None
-) -> Iterator["PrequentialRecord"]:
+    records: Iterable[PrequentialRecord], window: int, quiet: bool, size: int | None = None
+) -> Iterator[PrequentialRecord]:
     """The same records, shown in one line of a terminal, or every few seconds in a new line elsewhere.
 
     With the `size`, which is `bytes_read` at the end of the source, they show the time left.
@@ -132,17 +116,10 @@ def show_progress(
             yield record
 
 
-def _left(record: "PrequentialRecord", size: int | None) -> str:
+def _left(record: PrequentialRecord, size: int | None) -> str:
     if size is None or not record.bytes_per_second:
         return ""
     return f", {tqdm.format_interval(max(size - record.bytes_read, 0) / record.bytes_per_second)} left"
-
-
-PLOT_FILE = "prequential.png"
-# A slow stream is saved after this many seconds, however few bytes were read.
-_SAVE_SECONDS = 600.0
-# Bytes between two checks for a request to stop.
-_PIECE = 64
 
 
 @dataclass(frozen=True)
@@ -161,6 +138,57 @@ class LearnOptions:
     quiet: bool = False
 
 
+def find_checkpoint(directory: Path, resume: bool, restart: bool) -> str | None:
+    """The last checkpoint of the run in a directory, damaged or not; None to begin a run."""
+    name = f"`--output_dir` is {str(directory)!r}"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{name}; it must be a directory.")
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    if all(name == LOCK_FILE or name.startswith(STAGING_PREFIX) for name in names):
+        return None
+    if not (resume or restart):
+        raise ValueError(f"{name}; it must be empty. To continue the run in it, add --resume.")
+    checkpoints = list_checkpoints(directory)
+    foreign = [path for path in checkpoints if not _is_of_a_learner(path)]
+    if len(foreign) == len(checkpoints) and not (directory / RECORDS_FILE).is_file():
+        flag = "--resume" if resume else "--restart"
+        raise ValueError(f"{name}; with {flag}, it must have a run of this command.")
+    if restart:
+        if foreign:
+            raise ValueError(f"{name}, but {foreign[0]} is not a checkpoint of this command; move it elsewhere first.")
+        return None
+    if not checkpoints and (directory / "config.json").exists():
+        raise ValueError(f"{name}; it has a model, but no checkpoint to resume; to begin anew, use --restart.")
+    return checkpoints[-1] if checkpoints else None
+
+
+def check_checkpoint(directory: Path, checkpoint: str) -> None:
+    """Raise a ValueError that names the damaged file of a checkpoint, and a way to continue."""
+    try:
+        check_files(checkpoint)
+    except ValueError as error:
+        damaged = [checkpoint]
+        way_on = "to begin anew, use --restart instead of --resume"
+        for older in reversed(list_checkpoints(directory)[:-1]):
+            with suppress(ValueError):
+                check_files(older)
+                way_on = f"to resume from {older}, remove {' and '.join(damaged)}"
+                break
+            damaged.append(older)
+        raise ValueError(f"{str(error).rstrip('.')}; {way_on}.") from error
+
+
+def remove_run(directory: Path) -> None:
+    """Remove the checkpoints of the run in a directory; its model stays until another is saved."""
+    while checkpoints := list_checkpoints(directory):  # again for those with a temporary name too
+        for path in checkpoints:
+            shutil.rmtree(path)
+
+
+def _is_of_a_learner(checkpoint: str) -> bool:
+    return any(os.path.lexists(os.path.join(checkpoint, f"learner.{kind}")) for kind in ("json", "safetensors"))
+
+
 @contextmanager
 def open_learn_run(
     options: LearnOptions,
@@ -172,9 +200,6 @@ def open_learn_run(
     Args:
         load_learner: called with the checkpoint to continue, or None for a new learner.
         load_held_out: called with the tokenizer; the corpus to measure at every checkpoint, or None.
-
-    Raises:
-        OSError, ValueError: the directory cannot be used, or the source or a checkpoint cannot be read.
     """
     directory, resume, restart = options.output_dir, options.resume, options.restart
     with ExitStack() as lock:
@@ -184,7 +209,7 @@ def open_learn_run(
             lock.enter_context(output_lock(directory))
         checkpoint = find_checkpoint(directory, resume, restart)
         learner = _load_learner(directory, checkpoint, load_learner)
-        source, start = continue_source(learner, options.source, follow=options.follow, timeout=options.timeout)
+        source, start = _continue_source(learner, options)
         held_out = load_held_out(learner.tokenizer)
         if is_new:
             lock.enter_context(output_lock(directory))
@@ -253,12 +278,7 @@ class LearnRun:
     ending, failure = "", ""
 
     def __init__(
-        self,
-        options: LearnOptions,
-        learner: OnlineLearner,
-        source: Source,
-        held_out: Corpus | None,
-        resumed: bool,
+        self, options: LearnOptions, learner: OnlineLearner, source: Source, held_out: Corpus | None, resumed: bool
     ):
         self.options, self.learner, self.source, self.held_out = options, learner, source, held_out
         self.directory, self.resumed = options.output_dir, resumed
@@ -313,7 +333,7 @@ class LearnRun:
         path = Path(self.options.source)
         if self.options.follow or path.suffix.lower() in COMPRESSIONS or not path.is_file():
             return None
-        return self.learner.metadata["bytes_before"] + path.stat().st_size
+        return self.learner.metadata[_BEFORE] + path.stat().st_size
 
     def _describe_saved(self, is_saved: bool, before: int | None) -> str:
         """The checkpoints that a failed run leaves; `before` is the byte of the last one before the model diverged."""
@@ -345,8 +365,8 @@ class LearnRun:
 
     def _save(self, diverged: bool = False) -> None:
         """Replace the checkpoint and the published model; if the model has diverged, add a checkpoint instead."""
-        new = self._checkpoint(self.learner.bytes_read)
-        remember_source(self.learner, self.source)
+        new, metadata = self._checkpoint(self.learner.bytes_read), self.learner.metadata
+        metadata[_IDENTITY] = self.source.identity(self.learner.bytes_read - metadata[_BEFORE])
         with _writing(new):
             self.learner.save(new)
         self.saved, self.saved_at = self.learner.bytes_read, time.monotonic()

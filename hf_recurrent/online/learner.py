@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.provenance_files import write_provenance
@@ -13,12 +14,11 @@ from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
-from hf_recurrent.online.block_step import BlockStep
+from hf_recurrent.online.block_step import BlockStep, LearnerStream, aligned
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.online.saved_learner import load_saved_model, read_saved_learner, restore_learner, save_learner
 from hf_recurrent.online.settings import LearnerSettings
-from hf_recurrent.online.stream import LearnerStream, aligned
 
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
@@ -219,7 +219,14 @@ class OnlineLearner:
         Raises:
             ValueError: nothing was read since the beginning of the episode.
         """
-        return self.stream.context(self.model)
+        stream, model = self.stream, self.model
+        if stream.last is None:
+            raise ValueError("There is no text to continue: the stream is at the beginning of an episode.")
+        tokens = [(token, begins) for token, _, begins in stream.waiting] + [stream.last]
+        begin = max((index for index, (_, begins) in enumerate(tokens) if begins), default=None)
+        state = stream.state if begin is None else model.init_state(1)
+        input_ids = torch.tensor([[token for token, _ in tokens[begin:]]], device=model.device)
+        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "state": state}
 
     def new_stream(self, state: RecurrentState | None = None, last: int | None = None) -> LearnerStream:
         """Another stream to read, with sensitivities of zero.

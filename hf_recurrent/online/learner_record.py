@@ -31,10 +31,7 @@ class LearnerRecord:
         self._model, self._settings, self._optimizer = model, settings, optimizer
         self.provenance = find_provenance(model)
         self._phase = Phase(
-            method=settings.rule,
-            data=[_data(_UNNAMED)],
-            base=base_of(model),
-            parameters=model.num_parameters(),
+            method=settings.rule, data=[_data(_UNNAMED)], base=base_of(model), parameters=model.num_parameters()
         )
         self._recorder: PhaseRecorder | None = None
         self._record_updates(0)
@@ -49,11 +46,7 @@ class LearnerRecord:
         self._read = 0  # bytes since the recorder was made
 
     def resume(self, directory: str | os.PathLike, updates: int) -> None:
-        """Extend the phase of a saved learner, which has made `updates`.
-
-        Raises:
-            ValueError: the provenance of the learner is damaged.
-        """
+        """Extend the phase of a saved learner, which has made `updates`."""
         self.provenance = read_provenance(directory) or self.provenance
         phases = self.provenance.phases
         if updates and phases and phases[-1].method == self._settings.rule:

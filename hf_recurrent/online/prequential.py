@@ -44,11 +44,7 @@ class PrequentialRecord:
 
 
 class PrequentialMeter:
-    """Running and windowed bits per byte in constant memory.
-
-    Args:
-        window: bytes of the window.
-    """
+    """Running and windowed bits per byte, over the last `window` bytes, in constant memory."""
 
     def __init__(self, window: int):
         self._recent = np.zeros(window)
@@ -63,7 +59,6 @@ class PrequentialMeter:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Over all bytes; None before the first."""
         return self._nats / math.log(2) / self._count if self._count else None
 
     @property
@@ -73,44 +68,38 @@ class PrequentialMeter:
         return float(self._recent[:filled].mean()) / math.log(2) if filled else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Window and sums, for [`load_state_dict`]."""
         return {"recent": torch.from_numpy(self._recent), "count": self._count, "nats": self._nats}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of [`state_dict`]."""
         self._recent, self._count, self._nats = state["recent"].numpy().copy(), state["count"], state["nats"]
 
 
-class RecordFile:
+class RecordFile(LineFile):
     """JSON lines to append records to; a resumed run continues at its checkpoint.
 
     Args:
         path: the file, not a link; records after `bytes_read`, and an incomplete line, are removed from it.
         bytes_read: position in the stream at which the run starts; -1 removes all records.
-
-    Raises:
-        ValueError: a line is not a record.
-        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike, bytes_read: int = 0):
-        self._file = LineFile(path, getattr(os, "O_NOFOLLOW", 0))
+        super().__init__(path, getattr(os, "O_NOFOLLOW", 0))
         try:
-            self._file.truncate(check_records(path, bytes_read))
+            self.truncate(check_records(path, bytes_read))
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def write(self, record: PrequentialRecord) -> None:
         """Append a record without its fields that are None; after an OSError, the file is as before."""
         values = {name: value for name, value in asdict(record).items() if value is not None}
-        self._file.append(json.dumps(values).encode() + b"\n")
+        self.append(json.dumps(values).encode() + b"\n")
 
     def __enter__(self) -> "RecordFile":
         return self
 
     def __exit__(self, *error) -> None:
-        self._file.close()
+        self.close()
 
 
 def read_records(path: str | os.PathLike) -> Iterator[PrequentialRecord]:
@@ -123,11 +112,7 @@ def read_records(path: str | os.PathLike) -> Iterator[PrequentialRecord]:
 
 
 def check_records(path: str | os.PathLike, bytes_read: int) -> int:
-    """The size of the file up to the last record at or before `bytes_read`.
-
-    Raises:
-        ValueError: a line up to there is not a record.
-    """
+    """The size of the file up to the last record at or before `bytes_read`."""
     end = 0
     for record, next_end in _records(path) if bytes_read >= 0 else ():
         if record.bytes_read > bytes_read:

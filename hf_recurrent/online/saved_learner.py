@@ -27,8 +27,8 @@ from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest, wri
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.online.block_step import aligned
 from hf_recurrent.online.settings import LearnerSettings
-from hf_recurrent.online.stream import aligned
 
 if TYPE_CHECKING:
     from hf_recurrent.online.learner import OnlineLearner
@@ -46,9 +46,8 @@ _NAMES = {
 def check_values(tree: dict[str, Any]) -> dict[str, Any]:
     """The values of learner.json, with the settings as [`LearnerSettings`].
 
-    Raises:
-        ValueError: names a value that is missing, unknown, or that no learner saves.
-        AttributeError, LookupError, TypeError: a value has another type than its place in the tree needs.
+    A ValueError names the first value that is missing, unknown, or that no learner saves; a value of another type may
+    raise an AttributeError, LookupError or TypeError.
     """
     if wrong := sorted(map(str, _NAMES ^ tree.keys())):
         raise ValueError(f"`{wrong[0]}` is {'missing' if wrong[0] in _NAMES else 'unknown'}.")
@@ -152,11 +151,7 @@ def learner_tree(learner: "OnlineLearner") -> dict[str, Any]:
 
 
 def restore_learner(learner: "OnlineLearner", tree: dict[str, Any]) -> None:
-    """Continue from values that [`read_saved_learner`] has checked.
-
-    Raises:
-        ValueError: a value does not match the model.
-    """
+    """Continue from values that [`read_saved_learner`] has checked; a ValueError if they do not match the model."""
     stream, vocab_size = learner.stream, learner.model.config.vocab_size
     tokens = [token for *item, _ in (*tree["waiting"], tree["last"] or [False]) for token in item]
     if tokens and max(tokens) >= vocab_size:
@@ -186,11 +181,7 @@ def check_files(directory: str | os.PathLike) -> None:
 
 
 def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
-    """The values that [`OnlineLearner.save`] wrote, their settings as [`LearnerSettings`].
-
-    Raises:
-        ValueError: a file is missing or damaged, or has a value that no learner saves.
-    """
+    """The values that [`OnlineLearner.save`] wrote, checked, their settings as [`LearnerSettings`]."""
     check_files(directory)
     with reading_checkpoint(_file(directory, "json")) as path:
         _check_references(read_json(path), _file(directory, "safetensors"))
@@ -202,11 +193,7 @@ def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def load_saved_model(directory: str | os.PathLike, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
-    """The model of a saved learner, and its tokenizer or None.
-
-    Raises:
-        ValueError: they cannot be loaded, or a weight is missing, unknown or of another shape.
-    """
+    """The model of a saved learner, whose weights are checked, and its tokenizer or None."""
     options = {"argument": "directory", "trust_remote_code": trust_remote_code}
     model = load_model(AutoModelForCausalLM, directory, dtype="auto", **options)
     check_weights(model, directory)

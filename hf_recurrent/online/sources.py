@@ -1,9 +1,12 @@
 """Sources of endless streams: files that end or grow, standard input, sockets of this machine.
 
+Files that were read before are recognized by their bytes, not by their names.
+
 A source is an iterator over chunks of bytes. An empty chunk means that no data has arrived for a moment, so that the
 reader can do other work. A source that fails raises an OSError.
 """
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -16,17 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
-from hf_recurrent.online.source_identity import (
-    ChangedSourceError,
-    ReadBytes,
-    file_change,
-    has_before,
-    identity_of,
-    is_same_file,
-)
 
 STANDARD_INPUT = "-"
 _CHUNK = 1 << 16
@@ -35,20 +30,84 @@ _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:/]+):(?P<port>\d+)/?")
 _MOMENT = 0.5
 # Bytes before a chunk that are read again, to notice that a file was truncated and rewritten.
 _COMPARED = 1 << 12
+# First bytes of a file, and bytes before a position, by which it is recognized.
+_FIRST, _LAST = 1 << 12, 1 << 16
+
+
+class ChangedSourceError(OSError):
+    """A file has other bytes than when it was read: it was rotated, replaced, truncated or edited."""
+
+
+class ReadBytes:
+    """The first and the last bytes that were read from a file, in constant memory; `position` counts all of them."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._first, self._last = b"", bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Add the next bytes of the file."""
+        self._first += data[: _FIRST - len(self._first)]
+        self._last += data
+        self.position += len(data)
+        # The reader may stop anywhere in the data, so the bytes before it are kept too.
+        del self._last[: -(_LAST + len(data))]
+
+    def skip(self, file: IO[bytes], position: int) -> None:
+        """The same as adding all bytes before `position`, without reading them all."""
+        self._first = read_at(file, 0, min(position, _FIRST))
+        begin = max(position - _LAST, 0)
+        self._last, self.position = bytearray(read_at(file, begin, position - begin)), position
+
+    def last(self, count: int) -> bytes:
+        """At most `count` bytes before the position."""
+        return bytes(self._last[-count:])
+
+    def digest(self, position: int) -> str:
+        """Hash of the first bytes of the file and the bytes before `position`."""
+        end = len(self._last) - (self.position - position)
+        first, last = self._first[:position], bytes(self._last[max(end - _LAST, 0) : end])
+        return hashlib.sha256(b"%d %d " % (len(first), len(last)) + first + last).hexdigest()
+
+
+def read_at(file: IO[bytes], offset: int, count: int) -> bytes:
+    """Bytes at another offset of a file; its position stays."""
+    position = file.tell()
+    file.seek(offset)
+    data = file.read(count)
+    file.seek(position)
+    return data
+
+
+def has_before(file: IO[bytes], position: int, data: bytes) -> bool:
+    """True if a file still has these bytes before a position; False if it was truncated or rewritten."""
+    is_long = os.fstat(file.fileno()).st_size >= position  # else there may be no bytes to compare
+    return is_long and read_at(file, position - len(data), len(data)) == data
+
+
+def file_change(path: Path, file: IO[bytes]) -> str | None:
+    """Change of an open file that was read to its end: "replaced", "removed" or "truncated"; None if it only grew."""
+    now = os.fstat(file.fileno())
+    try:
+        if not os.path.samestat(now, os.stat(path)):
+            return "replaced"
+    except FileNotFoundError:
+        return "removed"
+    return "truncated" if now.st_size < file.tell() else None
+
+
+def is_same_file(status: os.stat_result, identity: Mapping[str, Any]) -> bool:
+    """True if the file has the same inode, under whatever name."""
+    return (status.st_dev, status.st_ino) == (identity.get("device"), identity.get("inode"))
 
 
 class Source(Iterator[bytes]):
-    """Chunks of bytes; for files, also their identity.
+    """Chunks of bytes; for regular files, whose status is given, also their identity.
 
-    Args:
-        chunks: the chunks.
-        status: of a regular file; None for other sources.
-        read: bytes of the file before the first chunk.
+    `read` has the bytes of the file before the first chunk.
     """
 
-    def __init__(
-        self, chunks: Iterator[bytes], status: os.stat_result | None = None, read: ReadBytes | None = None
-    ) -> None:
+    def __init__(self, chunks: Iterator[bytes], status: os.stat_result | None = None, read: ReadBytes | None = None):
         self._chunks, self._status = chunks, status
         self._read = read or ReadBytes()
 
@@ -61,12 +120,12 @@ class Source(Iterator[bytes]):
     def identity(self, position: int) -> dict[str, Any] | None:
         """JSON by which [`open_source`] recognizes the bytes of a file before `position`; None for other sources.
 
-        Args:
-            position: bytes of the file that were used, in or at the end of the last chunk.
+        The position is in or at the end of the last chunk.
         """
         if self._status is None:
             return None
-        return identity_of(self._status, self._read.digest(position))
+        digest = self._read.digest(position)
+        return {"device": self._status.st_dev, "inode": self._status.st_ino, "digest": digest}
 
 
 def open_source(
@@ -115,9 +174,10 @@ def open_source(
     if compressed and follow:
         raise ValueError(f"`follow` is True, but the source {name!r} is compressed; it must be a plain file.")
     read = ReadBytes()
-    chunks = (
-        _skip(read_chunks(path), start, name, read) if compressed else _read_file(path, follow, start, timeout, read)
-    )
+    if compressed:
+        chunks = _skip(read_chunks(path), start, name, read)
+    else:
+        chunks = _read_file(path, follow, start, timeout, read)
     if start and identity is not None and read.digest(start) != identity.get("digest"):
         how = "it was changed or written anew" if is_same_file(status, identity) else "it was replaced by another file"
         raise ChangedSourceError(

@@ -141,38 +141,26 @@ class VectorLearner:
             ValueError: the vector has another size, or a value is not finite or larger than 10¹⁵; nothing changes.
             NonFiniteLossError: the loss or its gradient is NaN or infinite; weights, scales and state are unchanged.
         """
-        if self.has_targets:
-            return self._learn_target(values, target)
-        if target is not None:
+        if self.has_targets and target is None:
+            raise ValueError("`target` is missing; a learner with targets needs one for every vector.")
+        if target is not None and not self.has_targets:
             raise ValueError("`target` is given, but the learner predicts the next vector; build it with targets.")
         values, score = self._checked(values), 0.0
-        mean, variance = self._scales_after(values)
-        if self.last is not None:
-            current, following = ((x - mean) / deviation(variance) for x in (self.last, values))
-            error, state = self._block(current, following)
-            self.state, score = state, self._score(error)
-        self.mean, self.variance, self.last = mean, variance, values
+        scales = self._scales_after(values)
+        if self.has_targets:
+            target = self._checked(target, "target")
+            target_scales = self._scales_after(target, self.target_mean, self.target_variance)
+            score = self._learn_scaled(_scaled(values, *scales), _scaled(target, *target_scales))
+            self.target_mean, self.target_variance = target_scales
+        elif self.last is not None:
+            score = self._learn_scaled(_scaled(self.last, *scales), _scaled(values, *scales))
+        (self.mean, self.variance), self.last = scales, values
         self.vectors_read += 1
         return score
 
-    def _learn_target(
-        self, values: Sequence[float] | torch.Tensor, target: Sequence[float] | torch.Tensor | None
-    ) -> float:
-        if target is None:
-            raise ValueError("`target` is missing; a learner with targets needs one for every vector.")
-        values, target = self._checked(values), self._checked(target, "target")
-        mean, variance = self._scales_after(values)
-        target_mean, target_variance = self._scales_after(target, self.target_mean, self.target_variance)
-        scaled = (target - target_mean) / deviation(target_variance)
-        error, state = self._block((values - mean) / deviation(variance), scaled)
-        self.state, score = state, self._score(error)
-        self.mean, self.variance, self.last = mean, variance, values
-        self.target_mean, self.target_variance = target_mean, target_variance
-        self.vectors_read += 1
-        return score
-
-    def _score(self, error: torch.Tensor) -> float:
-        """Count an update and its error; returns the error over the usual one."""
+    def _learn_scaled(self, current: torch.Tensor, following: torch.Tensor) -> float:
+        """Learn from one scaled vector and its successor; returns the error over the usual one."""
+        error, self.state = self._block(current, following)
         self.updates += 1
         square = error * error
         score = (square / (self.errors + SMALLEST_ERROR)).mean().item()
@@ -194,14 +182,13 @@ class VectorLearner:
             raise ValueError(f"`values` {needed} with targets.")
         if values is not None:
             values = self._checked(values)
-            mean, variance = self._scales_after(values)
-            found, _ = predict_scaled(self.model, (values - mean) / deviation(variance), self.state, is_change=False)
-            return self.target_mean + deviation(self.target_variance) * found
+            current = _scaled(values, *self._scales_after(values))
+            found, _ = predict_scaled(self.model, current, self.state, is_change=False)
+            return self.target_mean + _deviation(self.target_variance) * found
         if self.last is None:
             raise ValueError("Nothing was read since the beginning of the series; call `learn` first.")
-        scale = deviation(self.variance)
-        following, _ = predict_scaled(self.model, (self.last - self.mean) / scale, self.state)
-        return self.mean + scale * following
+        following, _ = predict_scaled(self.model, _scaled(self.last, self.mean, self.variance), self.state)
+        return self.mean + _deviation(self.variance) * following
 
     def reset(self) -> None:
         """Begin a new series: state and sensitivities are zero, all that was learned stays."""
@@ -209,9 +196,8 @@ class VectorLearner:
         self.last: torch.Tensor | None = None
 
     def _checked(self, values: Sequence[float] | torch.Tensor, name: str = "values") -> torch.Tensor:
-        values, like = torch.as_tensor(values, dtype=self.model.dtype).clone(), self.mean
-        if name == "target":
-            like = self.target_mean
+        values = torch.as_tensor(values, dtype=self.model.dtype).clone()
+        like = self.target_mean if name == "target" else self.mean
         if values.shape != like.shape:
             raise ValueError(f"`{name}` has shape {tuple(values.shape)}; it must be {tuple(like.shape)}.")
         if not bool((values.abs() <= LARGEST_VALUE).all()):
@@ -227,7 +213,7 @@ class VectorLearner:
         return mean + rate * change, (1 - rate) * (variance + rate * change * change)
 
     def _block(self, current: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, RecurrentState]:
-        """Learn from one scaled vector and its successor; returns the error (I,) and the state."""
+        """Learn from them; returns the error (I,) and the state."""
         with torch.enable_grad(), self.rule.block(self.carried):
             found, state = predict_scaled(self.model, current, self.state, is_change=not self.has_targets)
             error = found - following
@@ -236,19 +222,24 @@ class VectorLearner:
                 raise NonFiniteLossError(f"The loss is {loss.item()}: nothing was learned from this vector.")
             loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm or math.inf)
-        if bool(norm.isfinite()):
+        is_finite = bool(norm.isfinite())
+        if is_finite:
             self.optimizer.step()
         self.optimizer.zero_grad()
-        if not bool(norm.isfinite()):
+        if not is_finite:
             for sensitivity in self.carried.values():  # they may have diverged
                 sensitivity.zero_()
             raise NonFiniteLossError(f"The norm of the gradient is {norm.item()}: nothing was learned from it.")
         return error.detach(), detach_state(state)
 
 
-def deviation(variance: torch.Tensor) -> torch.Tensor:
+def _deviation(variance: torch.Tensor) -> torch.Tensor:
     """Its square root; 1 for a value that never changed."""
     return torch.where(variance > 0, variance.sqrt(), 1.0)
+
+
+def _scaled(values: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    return (values - mean) / _deviation(variance)
 
 
 def predict_scaled(

@@ -13,9 +13,9 @@ from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, 
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
+from hf_recurrent.online.block_step import LearnerStream
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.prequential import PrequentialRecord
-from hf_recurrent.online.stream import LearnerStream
 from hf_recurrent.server.session import Snapshot
 
 _log = logging.getLogger(__name__)

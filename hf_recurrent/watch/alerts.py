@@ -18,9 +18,8 @@ _ATTEMPTS, _ANSWER_SECONDS = 6, 10.0  # of a webhook
 class AlertSender(ABC):
     """Sends records, one after another, in a thread.
 
-    Attributes:
-        failures: records that could not be sent, or were dropped because too many were waiting.
-        notices: messages about them, each once; the caller shows them and clears the list.
+    `failures` counts those that could not be sent, or were dropped because too many were waiting; `notices` has
+    messages about them, each once, which the caller shows and removes.
     """
 
     def __init__(self, flag: str):
@@ -65,11 +64,7 @@ class AlertCommand(AlertSender):
     """Runs a shell command for each record.
 
     The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. No text of the
-    log becomes part of the command line.
-
-    Args:
-        command: for `/bin/sh -c`.
-        seconds: time after which a command is killed.
+    log becomes part of the command line. After some `seconds`, it is killed.
     """
 
     def __init__(self, command: str, seconds: float = 60.0):
@@ -77,7 +72,6 @@ class AlertCommand(AlertSender):
         super().__init__("--exec")
 
     def _run(self, record: dict[str, Any]) -> str | None:
-        """Run the command; returns an error message or None."""
         variables = {
             f"WATCH_{name.upper()}": _plain(value)
             for name, value in record.items()
@@ -107,12 +101,6 @@ class Webhook(AlertSender):
     """Posts each record as JSON, again after a failure: after 1, 2, 4, ... times `pause` seconds, at most 6 times.
 
     A receiver may get a record twice; the header `Idempotency-Key` tells.
-
-    Args:
-        url: `http` or `https`.
-
-    Raises:
-        ValueError: the URL is of another kind.
     """
 
     def __init__(self, url: str, pause: float = 1.0):

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
-from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
-from hf_recurrent.watch.log_sources import LogFile, LogSource, file_digest
+from hf_recurrent.watch.log_sources import LineBatch, LineSplitter, LogFile, LogSource, file_digest
 
 ENDINGS = (*COMPRESSIONS, ".bz2", ".xz")
 _CHUNK = 1 << 16
@@ -19,17 +18,12 @@ _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-.](?P<date>\d{8}(?:-?\d{2,6})
 
 
 def expand_logs(names: Sequence[str]) -> list[str]:
-    """Files for names with `*`, `?` or `[`, sorted; other names as they are.
-
-    Raises:
-        ValueError: no file matches.
-    """
+    """Files for names with `*`, `?` or `[`, sorted; other names as they are."""
     expanded: list[str] = []
     for name in names:
-        if name == "-" or not glob.has_magic(name) or os.path.exists(name):
-            expanded.append(name)
-            continue
-        files = sorted(path for path in glob.glob(name) if os.path.isfile(path))
+        files = [name]
+        if name != "-" and glob.has_magic(name) and not os.path.exists(name):
+            files = sorted(path for path in glob.glob(name) if os.path.isfile(path))
         if not files:
             raise ValueError(f"`LOG` is {name!r}, which no file matches.")
         expanded += files
@@ -59,12 +53,7 @@ def _chunks(path: str) -> Iterator[bytes]:
 
 
 class CompressedLog(LogSource):
-    """Lines of a compressed file, from its beginning; offsets are of the decompressed bytes.
-
-    Raises:
-        OSError: the file cannot be opened.
-        ImportError: zstandard is missing.
-    """
+    """Lines of a compressed file, from its beginning; offsets are of the decompressed bytes."""
 
     def __init__(self, path: str, max_line_bytes: int, position: Mapping[str, Any] | None = None):
         super().__init__(path, max_line_bytes)
@@ -81,8 +70,7 @@ class CompressedLog(LogSource):
             self.notices.append(f"{path} is not the file that was read before; it is read from its beginning")
 
     def lag(self) -> int:
-        """Unknown for a compressed file."""
-        return 0
+        return 0  # unknown
 
     def position(self) -> dict[str, Any]:
         return {"offset": self._splitter.offset, "line": self._splitter.number, "digest": self._digest}

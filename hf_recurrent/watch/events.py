@@ -41,11 +41,8 @@ class Event(Saved):
         id: hash of reason and template: the same in every run, for `watch ignore`.
         reason: one of `REASONS`, or `session`.
         summary: a sentence that says what is unusual.
-        score: of the first line.
-        first_line, last_line: numbers.
+        score, text, span: of the first line; begin and end of the rare value in it, or None.
         first_time, last_time: seconds since 1970, or None.
-        text: the first line.
-        span: begin and end of the rare value in it, or None.
         nearest: line of the nearest kind that came before, or None.
         count: lines.
     """
@@ -196,31 +193,21 @@ class EventGrouper(Saved):
 
 
 def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:
-    report, session = ended.report, ended.session
-    template = templates.get(report.template)
+    session, template = ended.session, templates.get(ended.template)
     name = "a template that is forgotten" if template is None else shown(template)
     what = {
-        "lines": f"{report.count} times {name}",
+        "lines": f"{ended.count} times {name}",
         "missing": f"no {name}",
         "end": f"ends with {name}",
         "order": f"unusual order at {name}",
-    }[report.kind]
+    }[ended.kind]
     identifier = ended.name.decode("utf-8", "replace")
     lines = sum(session.counts.values())
     summary = f"session {identifier[:_LONGEST_NAME]}, {count_of(lines, 'line')}: {what}"
-    event = Event(
-        _hash("session", report.kind, "" if template is None else template.text()),
-        "session",
-        summary,
-        report.score,
-        session.first_line,
-        session.last_line,
-        time,
-        time,
-        ended.name,
-    )
-    event.count, event.details = lines, {"session": identifier}
-    return event
+    event_id = _hash("session", ended.kind, "" if template is None else template.text())
+    places = session.first_line, session.last_line, time, time
+    details = {"session": identifier}
+    return Event(event_id, "session", summary, ended.score, *places, ended.name, count=lines, details=details)
 
 
 def _hash(*parts: str) -> str:
@@ -267,11 +254,7 @@ class IgnoredEvents:
                     continue
 
     def add(self, event: str) -> None:
-        """Ignore an event from now on.
-
-        Raises:
-            ValueError: it is not the id of an event.
-        """
+        """Ignore an event from now on; raise a ValueError if it is not the id of one."""
         if not _ID.fullmatch(event):
             raise ValueError(f"`ID` is {event!r}; it must be the 8 digits and letters in brackets after an event.")
         with open(self._path, "a", encoding="utf-8") as file:

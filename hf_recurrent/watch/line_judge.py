@@ -3,11 +3,12 @@
 import math
 from collections import deque
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.session_tracker import SessionTracker
-from hf_recurrent.watch.slots import BUCKETS, FREQUENT, NEAR, IndirectShares, rare_share, usual_share
+from hf_recurrent.watch.slots import BUCKETS, FREQUENT, NEAR, IndirectShares, counted_share, usual_share
 from hf_recurrent.watch.tail_histogram import WINDOW, AdaptiveThreshold, TailHistogram
 from hf_recurrent.watch.templates import Layout, Template, TemplateMiner, Variant
 from hf_recurrent.watch.timestamps import LogClock
@@ -22,18 +23,14 @@ _BETWEEN_LOOKS = 256
 
 
 class Regularity(Saved):
-    """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent.
-
-    Attributes:
-        next_look: the next line at which something may become silent.
-    """
+    """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent."""
 
     __slots__ = ("_gaps", "next_look")
 
     def __init__(self) -> None:
         # Kind → [lines, last line, longest gap of this and of the last generation, is silent, template].
         self._gaps: dict[int, list[int]] = {}
-        self.next_look = 0.0
+        self.next_look = 0.0  # the line at which something may become silent
 
     def add(self, kinds: tuple[int, int], line: int) -> None:
         """Note a line of these kinds, of which the last one is its template."""
@@ -113,21 +110,22 @@ REASONS = ("new", "value", "order", "repeated", "frequent", "severity", "silence
 NEW, VALUE, ORDER, REPEATED, FREQUENT_HERE, SEVERITY, SILENCE = range(len(REASONS))
 
 
+@dataclass(slots=True)
 class LineReport:
     """How unusual a line is.
 
-    Attributes:
+    Args:
         score: norm of order 6 of the rarities, in bits; 0 for a line like many others.
         reason: index in `REASONS` of the highest rarity.
         span: begin and end of the rare value in the line, or None.
-        layout: of the line.
         is_unusual: the score exceeds the threshold.
     """
 
-    __slots__ = ("is_unusual", "layout", "reason", "score", "span")
-
-    def __init__(self, score: float, reason: int, span: tuple[int, int] | None, layout: Layout, is_unusual: bool):
-        self.score, self.reason, self.span, self.layout, self.is_unusual = score, reason, span, layout, is_unusual
+    score: float
+    reason: int
+    span: tuple[int, int] | None
+    layout: Layout
+    is_unusual: bool
 
 
 class LineJudge(Saved):
@@ -142,7 +140,6 @@ class LineJudge(Saved):
         tracker: of the log's sessions, whose order of lines is judged too; None for one with the default settings.
 
     Attributes:
-        number: lines so far.
         time: of the judged line or the last one that has a time, in seconds since 1970, or None.
         previous: the variant of the line before the judged one, or None.
         session_is_rarer: the line is less expected in its session than in the log.
@@ -173,12 +170,7 @@ class LineJudge(Saved):
         self._novel = 0.0
 
     def judge(self, line: bytes, time: float | None = None) -> LineReport:
-        """Score a line and learn from it.
-
-        Args:
-            line: its bytes, without the line end.
-            time: of the line, in seconds since 1970; None to look for it in the line.
-        """
+        """Score a line, without its end, and learn from it; its time, in seconds since 1970, may be in the line."""
         key = digits_masked(line)
         layout = self.miner.layouts.get(key)
         words = 0
@@ -269,13 +261,10 @@ class LineJudge(Saved):
             value = line[begin:end]
             count = values.get(value, 0)
             if count < FREQUENT:
-                bucket, seen = count.bit_length(), lines - slot.born
-                usual = usual_share(everywhere, self._values, bucket)
-                share = rare_share(slot.low, seen, usual, bucket, _SLOT_PRIOR)
+                seen = lines - slot.born
+                share = counted_share(slot.low, seen, everywhere, self._values, count, _SLOT_PRIOR)
                 if seen >= _LEAST_SEEN and share < lowest:
                     lowest, where = share, (begin, end)
-                slot.low[bucket] += 1
-                everywhere[bucket] += 1
                 slot.add(value, count, seen)
             else:
                 values[value] = count + 1
@@ -294,16 +283,14 @@ class LineJudge(Saved):
             if shape.count >= FREQUENT:
                 has_frequent = True
                 continue
-            bucket, seen = shape.count.bit_length(), lines - slot.born
-            usual = usual_share(everywhere, self._values, bucket)
-            share = rare_share(slot.shapes_low, seen, usual, bucket, _SLOT_PRIOR)
+            seen = lines - slot.born
+            share = counted_share(slot.shapes_low, seen, everywhere, self._values, shape.count, _SLOT_PRIOR)
             bits = -math.log2(min(share, 1.0))
             if seen >= 4:
                 bits += _DIGIT_BITS * max(slot.excess(shape, longest, seen) - 1, 0)
             if bits > highest and seen:
                 highest, span = bits, (begin, end)
             slot.add_shape(shape, longest)
-            everywhere[bucket] += 1
         if has_frequent:
             layout.shapes = [entry for entry in layout.shapes if entry[3].count < FREQUENT]
         return (self._rank("shape", highest) if highest else 0.0), span

@@ -22,25 +22,18 @@ Record = tuple[bytes, float | None]
 def decode_records(line: bytes, format: str = "auto") -> list[Record] | None:
     """Text and time of each record in a line; None for a line of plain text.
 
-    Args:
-        line: of a log.
-        format: one of `FORMATS`; `auto` reads JSON objects and syslog lines as what they are, everything else as text.
+    The format `auto` reads JSON objects and syslog lines as what they are, everything else as text.
     """
     first = line[:1]
     if first == b"{" and format not in ("text", "syslog"):
-        entry = _parse(line)
-        return None if entry is None else _decode_object(entry, format)
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return _decode_object(entry, format) if isinstance(entry, dict) else None
     if first == b"<" and format in ("auto", "syslog"):
         return _decode_syslog(line)
     return None
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _decode_object(entry: dict[str, Any], format: str) -> list[Record] | None:

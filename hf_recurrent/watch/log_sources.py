@@ -1,4 +1,4 @@
-"""Sources of log lines: files that grow and are rotated, compressed files, and standard input.
+"""Sources of log lines, in batches and in constant memory: files that grow and are rotated, and standard input.
 
 A source does not block and, once opened, does not raise for events such as rotation, but adds a message to
 `notices`.
@@ -11,11 +11,11 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.online.source_identity import file_change, has_before, read_at
-from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
+from hf_recurrent.online.sources import file_change, has_before, read_at
 
 _CHUNK = 1 << 16
 # Bytes before the position by which a file is recognized.
@@ -24,6 +24,101 @@ _COMPARED = 1 << 10
 _PATIENCE = 1.0
 # Seconds between two attempts to read a file that has no new bytes.
 _BETWEEN_LOOKS = 0.1
+
+
+@dataclass(slots=True)
+class LineBatch:
+    r"""Consecutive lines of one file.
+
+    Args:
+        contents: the lines without their line ends (`\n` or `\r\n`), cut to the limit of the splitter.
+        number, offset: of the first line in its file, from 1, and in bytes.
+        lengths: bytes of each line in the file, with its line end.
+        cut: index of each line that was cut → its bytes, without the line end.
+    """
+
+    contents: list[bytes]
+    number: int
+    offset: int
+    lengths: list[int]
+    cut: dict[int, int]
+
+
+class LineSplitter:
+    """Cuts chunks of bytes into lines, of which the first `max_bytes` are kept; further ones are only counted.
+
+    Attributes:
+        offset, number: of the first line in the file that was not taken yet.
+    """
+
+    def __init__(self, max_bytes: int, offset: int = 0, number: int = 1):
+        self.offset, self.number = offset, number
+        self._max_bytes = max_bytes
+        # Complete lines, as in a batch.
+        self._contents: list[bytes] = []
+        self._lengths: list[int] = []
+        self._cut: dict[int, int] = {}
+        # The line whose end is not there yet. A byte more is kept, because it may belong to the line end.
+        self._kept, self._length, self._ends_in_return = bytearray(), 0, False
+
+    def feed(self, chunk: bytes) -> None:
+        pieces = chunk.split(b"\n")
+        rest = pieces.pop()
+        if pieces and self._length:
+            self._hold(pieces.pop(0))
+            self._end_line(1)
+        if pieces:
+            self._add(pieces, b"\r\n" in chunk)
+        if rest:
+            self._hold(rest)
+
+    def finish(self) -> bool:
+        """Complete the line whose end is not there; False if there is none."""
+        if not self._length:
+            return False
+        self._end_line(0)
+        return True
+
+    def take(self, limit: int) -> LineBatch | None:
+        """The next complete lines, at most `limit`; None if there are none."""
+        if not self._contents:
+            return None
+        contents, lengths = self._contents[:limit], self._lengths[:limit]
+        cut = {index: length for index, length in self._cut.items() if index < limit}
+        batch = LineBatch(contents, self.number, self.offset, lengths, cut)
+        del self._contents[:limit], self._lengths[:limit]
+        self._cut = {index - limit: length for index, length in self._cut.items() if index >= limit}
+        self.offset, self.number = self.offset + sum(lengths), self.number + len(contents)
+        return batch
+
+    def _add(self, lines: list[bytes], has_returns: bool) -> None:
+        """Add whole lines without their `\n`; for usual lines, no Python code runs per line but the `+ 1`."""
+        lengths = [length + 1 for length in map(len, lines)]
+        if has_returns:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        if max(lengths) > self._max_bytes:  # perhaps
+            for index, line in enumerate(lines):
+                if len(line) > self._max_bytes:
+                    self._cut[len(self._contents) + index] = len(line)
+                    lines[index] = line[: self._max_bytes]
+        self._contents += lines
+        self._lengths += lengths
+
+    def _hold(self, piece: bytes) -> None:
+        room = self._max_bytes + 1 - len(self._kept)
+        if room > 0:
+            self._kept += piece[:room]
+        self._length += len(piece)
+        if piece:
+            self._ends_in_return = piece.endswith(b"\r")
+
+    def _end_line(self, end_bytes: int) -> None:
+        length = self._length - self._ends_in_return
+        if length > self._max_bytes:
+            self._cut[len(self._contents)] = length
+        self._contents.append(bytes(self._kept[: min(length, self._max_bytes)]))
+        self._lengths.append(self._length + end_bytes)
+        self._kept, self._length, self._ends_in_return = bytearray(), 0, False
 
 
 class LogSource(ABC):
@@ -95,13 +190,10 @@ class LogFile(LogSource):
     """Lines of a file, followed by name like `tail -F`: it may be rotated, truncated, removed and created again.
 
     Args:
-        path: the file, which need not exist yet.
+        path: the file, which need not exist yet if it is followed.
         follow: wait for more at the end of the file.
         history: start this many bytes before the end of the file; None for its beginning.
         position: of [`position`], to continue there. If the file was rotated since, the old file is finished first.
-
-    Raises:
-        OSError: `follow` is False and the file cannot be opened.
     """
 
     def __init__(

@@ -25,16 +25,7 @@ METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], st
 
 
 class MetricsServer(Collector):
-    """Serves `/metrics` on the loopback interface, in its own threads.
-
-    Args:
-        port: 0 for a free one.
-        logs: that are watched.
-        senders: of alerts.
-
-    Raises:
-        OSError: the port cannot be used.
-    """
+    """Serves `/metrics` on the loopback interface, in its own threads; port 0 is a free one."""
 
     def __init__(self, port: int, logs: Sequence[WatchedLog], senders: Sequence[AlertSender]):
         self._logs, self._senders = logs, senders

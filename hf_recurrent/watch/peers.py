@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from hf_recurrent.watch.labelled_log import SessionLog
+from hf_recurrent.watch.evaluation import SessionLog
 
 # IP addresses with a port, hexadecimal numbers, and runs of digits.
 _VARIABLES = re.compile(rb"/?\d+\.\d+\.\d+\.\d+(?::\d+)?|0x[0-9a-fA-F]+|\b(?=[a-fA-F]*\d)[0-9a-fA-F]{6,}\b|-?\d+")
@@ -51,9 +51,6 @@ def forest_scores(lines: Sequence[bytes]) -> Iterator[float]:
     """Scores of an isolation forest on TF-IDF of runs of 3 bytes; 0 before the first fit.
 
     It is fitted to all lines before, at line 100 and then whenever a tenth more lines, or 100, have been read.
-
-    Raises:
-        ImportError: scikit-learn is missing.
     """
     from sklearn.ensemble import IsolationForest
     from sklearn.feature_extraction import FeatureHasher

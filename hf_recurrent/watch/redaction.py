@@ -22,13 +22,7 @@ _VALUE = re.compile(rb"(?i)(\b[\w.-]*(?:" + _NAMES + rb")[\w.-]*[\"']?\s*[=:]\s*
 
 class Redactor:
     """Replaces secrets by `<redacted>`: values of names such as `password` and `token`, keys of known forms, mail
-    addresses, passwords in URLs and card numbers.
-
-    Args:
-        patterns: further regular expressions, of which each whole match is a secret.
-
-    Raises:
-        ValueError: a pattern is not a regular expression.
+    addresses, passwords in URLs and card numbers, and matches of further regular expressions.
     """
 
     def __init__(self, patterns: Sequence[str] = ()):

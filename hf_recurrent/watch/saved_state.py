@@ -23,11 +23,7 @@ _FORMAT = 5
 
 
 def save_watch(directory: Path, state: dict[str, Any]) -> None:
-    """Replace the saved state.
-
-    Raises:
-        OSError: the disk is full, for example; the older state is unchanged.
-    """
+    """Replace the saved state; after an OSError, the older state is unchanged."""
     content = json.dumps(state, separators=(",", ":"))
     head = json.dumps({"format": _FORMAT, "sha256": _hash(content)})
     final = directory / FILE
@@ -39,11 +35,7 @@ def save_watch(directory: Path, state: dict[str, Any]) -> None:
 
 
 def read_watch(directory: Path) -> dict[str, Any] | None:
-    """The saved state; None if there is none.
-
-    Raises:
-        ValueError: it is damaged, or of another version.
-    """
+    """The saved state; None if there is none, and a ValueError if it is damaged or of another version."""
     path = directory / FILE
     try:
         head, _, content = path.read_text(encoding="utf-8").partition("\n")

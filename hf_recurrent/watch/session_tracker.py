@@ -5,9 +5,10 @@ import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hf_recurrent.watch.saved_state import Saved
-from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share, usual_share
+from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, counted_share
 from hf_recurrent.watch.templates import Layout
 
 _COUNT_BUCKETS = 16
@@ -26,14 +27,9 @@ _MOST_PAIRS = 100_000
 
 @dataclass(slots=True)
 class Session(Saved):
-    """The lines with one identifier.
+    """The lines with one identifier: the lines of each template, its pairs of successive templates, the last one.
 
-    Args:
-        first_line, last_line: numbers of lines.
-        time: of the last line, in seconds.
-        counts: template → lines.
-        pairs: template and its successor → times.
-        last: the last template.
+    `time` is of the last line, in seconds.
     """
 
     first_line: int
@@ -49,17 +45,21 @@ class Session(Saved):
         self.last, self.last_line, self.time = template, line, time
 
 
-@dataclass(frozen=True)
-class SessionReport:
-    """How unusual a session is.
+class EndedSession(NamedTuple):
+    """A session that has ended, and how unusual it is.
 
     Args:
+        name: the identifier as written in the lines.
+        end: `idle`, `full` (too many were open) or `stop`.
         score: norm of the rarities of its parts, in bits.
         kind: `lines` (their number), `missing` (none), `end` (the template ends the session), or `order`.
         template: the most unusual template.
         count: its lines.
     """
 
+    name: bytes
+    session: Session
+    end: str
     score: float
     kind: str
     template: int
@@ -82,7 +82,8 @@ class SessionJudge(Saved):
         self._totals: Counter[int] = Counter()
         self._common: list[int] = []
 
-    def judge(self, session: Session, severities: dict[int, int]) -> SessionReport:
+    def judge(self, session: Session, severities: dict[int, int]) -> tuple[float, str, int, int]:
+        """Score, kind, template and count, as in [`EndedSession`]; then learn from the session."""
         parts = [
             (self._rarity(self._seen(template, count), _SEVERE[severities.get(template, 0)]), "lines", template, count)
             for template, count in session.counts.items()
@@ -99,7 +100,7 @@ class SessionJudge(Saved):
         score = sum(part[0] ** _NORM for part in parts) ** (1 / _NORM)
         _, kind, template, count = max(parts)
         self._learn(session, pairs)
-        return SessionReport(score, kind, template, count)
+        return score, kind, template, count
 
     def _rarity(self, seen: int, weight: float) -> float:
         return weight * math.log2((self.sessions + 2 * _COUNT_PRIOR) / (seen + _COUNT_PRIOR))
@@ -131,10 +132,9 @@ class SessionJudge(Saved):
         def is_kept(template: int) -> bool:
             return template < 0 or template in templates
 
-        self._counts = {template: counts for template, counts in self._counts.items() if is_kept(template)}
-        self._present = Counter({template: count for template, count in self._present.items() if is_kept(template)})
-        self._last = Counter({template: count for template, count in self._last.items() if is_kept(template)})
-        self._totals = Counter({template: count for template, count in self._totals.items() if is_kept(template)})
+        for name in ("_counts", "_present", "_last", "_totals"):
+            counts = getattr(self, name)
+            setattr(self, name, type(counts)({key: value for key, value in counts.items() if is_kept(key)}))
         pairs = {pair: count for pair, count in self._pairs.items() if is_kept(pair[0]) and is_kept(pair[1])}
         if len(pairs) > _MOST_PAIRS:
             pairs = dict(sorted(pairs.items(), key=lambda item: -item[1])[: _MOST_PAIRS // 2])
@@ -155,17 +155,14 @@ _GAIN_PRIOR = 0.5
 
 
 class _Kind(Saved):
-    """How well the identifiers of a kind explain which template comes next.
-
-    Attributes:
-        within, across: pairs of templates that followed each other with the same identifier, and with any one of the
-            kind; and how often each came first.
-    """
+    """How well the identifiers of a kind explain which template comes next."""
 
     def __init__(self) -> None:
         self.lines = self.identifiers = 0
         self.gain = 0.0
         self.last: dict[bytes, int] = {}
+        # Pairs of templates that followed each other with the same identifier, and with any one of the kind; and how
+        # often each template came first.
         self.within: dict[tuple[int, int] | int, int] = {}
         self.across: dict[tuple[int, int] | int, int] = {}
         self.before = START
@@ -249,21 +246,6 @@ MOST_OPEN, _MOST_WAITING = 50_000, 32_000
 _PRIOR = 4.0
 
 
-@dataclass(slots=True)
-class EndedSession:
-    """A session that has ended.
-
-    Args:
-        name: the identifier as written in the lines.
-        end: `idle`, `full` (too many were open) or `stop`.
-    """
-
-    name: bytes
-    session: Session
-    report: SessionReport
-    end: str
-
-
 class SessionTracker(Saved):
     """Follows the sessions of a log.
 
@@ -272,7 +254,7 @@ class SessionTracker(Saved):
         pattern: finds the identifier; None to find the kind of identifier from the log.
 
     Attributes:
-        ended: sessions that have ended; the caller takes them.
+        ended: the caller takes these.
         last: name and last template of the session of the line that was read last, or None.
     """
 
@@ -293,19 +275,14 @@ class SessionTracker(Saved):
 
     def read(self, line: bytes, layout: Layout, number: int, time: float) -> float:
         """Add a line to its sessions; returns the bits of surprise at its template after the last one of a session."""
-        self.last = None
+        self.last, highest, template = None, 0.0, layout.template
         names = self._names(line, layout, number, time)
         if not names:
             return 0.0
-        template = layout.template
-        highest = 0.0
         for name in names:
-            session = self._open.get(name)
-            before = START if session is None else session.last
-            bits = self._order(before, template.number)
+            bits, before = self._add(name, template.number, number, time)
             if bits > highest:
                 highest, self.last = bits, (name, before)
-            self._add(name, session, template.number, number, time)
         self._severities[template.number] = template.severity
         self._end_idle(time)
         return highest
@@ -319,12 +296,12 @@ class SessionTracker(Saved):
 
     # ---- Names ----
 
-    def _names(self, line: bytes, layout: Layout, number: int, time: float) -> "list[bytes] | set[bytes]":
+    def _names(self, line: bytes, layout: Layout, number: int, time: float) -> set[bytes]:
         if self.pattern is not None:
             return {match.group(match.lastindex or 0) for match in self.pattern.finditer(line)}
         if not self.finder.is_decided:
             if not layout.identifiers:
-                return []
+                return set()
             names = {kind: line[begin:end] for begin, end, kind in layout.identifiers}
             self._severities[layout.template.number] = layout.template.severity
             self._waiting.append((number, names, layout.template.number, time))
@@ -332,32 +309,30 @@ class SessionTracker(Saved):
                 self._replay()
             elif self.finder.is_decided or len(self._waiting) > _MOST_WAITING:
                 self._waiting.clear()
-            return []
+            return set()
         kind = self.finder.kind
         if kind is None:
-            return []
-        spans = layout.sessions
-        if spans is None:
-            spans = layout.sessions = [(begin, end) for begin, end, found in layout.identifiers if found == kind]
-        if len(spans) == 1:
-            begin, end = spans[0]
-            return [line[begin:end]]
-        return {line[begin:end] for begin, end in spans}
+            return set()
+        if layout.sessions is None:
+            layout.sessions = [(begin, end) for begin, end, found in layout.identifiers if found == kind]
+        return {line[begin:end] for begin, end in layout.sessions}
 
     def _replay(self) -> None:
         """Read the lines that have waited for the kind of identifier."""
         for number, names, template, time in self._waiting:
             name = names.get(self.finder.kind)
             if name is not None:
-                session = self._open.get(name)
-                self._order(START if session is None else session.last, template)
-                self._add(name, session, template, number, time)
+                self._add(name, template, number, time)
                 self._end_idle(time)
         self._waiting.clear()
 
     # ---- Sessions ----
 
-    def _add(self, name: bytes, session: Session | None, template: int, number: int, time: float) -> None:
+    def _add(self, name: bytes, template: int, number: int, time: float) -> tuple[float, int]:
+        """Add a line to a session; returns the bits of its template after the last one, and that one."""
+        session = self._open.get(name)
+        before = START if session is None else session.last
+        bits = self._order(before, template)
         if session is None:
             session = self._open[name] = Session(number, number, time)
             if len(self._open) > MOST_OPEN:
@@ -365,6 +340,7 @@ class SessionTracker(Saved):
         else:
             self._open.move_to_end(name)
         session.add(template, number, time)
+        return bits, before
 
     def _end_idle(self, time: float) -> None:
         while self._open:
@@ -375,7 +351,7 @@ class SessionTracker(Saved):
 
     def _end(self, name: bytes, end: str) -> None:
         session = self._open.pop(name)
-        self.ended.append(EndedSession(name, session, self.judge.judge(session, self._severities), end))
+        self.ended.append(EndedSession(name, session, end, *self.judge.judge(session, self._severities)))
 
     def _order(self, before: int, template: int) -> float:
         """Bits of a template after another one of a session."""
@@ -389,10 +365,7 @@ class SessionTracker(Saved):
         if count >= FREQUENT:
             order.after[template] = count + 1
             return 0.0
-        bucket, low = count.bit_length(), self._low
-        share = rare_share(order.after_low, total, usual_share(low, self._lines, bucket), bucket, _PRIOR)
-        order.after_low[bucket] += 1
-        low[bucket] += 1
+        share = counted_share(order.after_low, total, self._low, self._lines, count, _PRIOR)
         order.add(template, count)
         return -math.log2(share) if share < 1 else 0.0
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID
@@ -25,27 +26,27 @@ NEAR = 16
 
 
 def usual_share(everywhere: Sequence[float], lines: float, bucket: int) -> float:
-    """Share of what came at any place that had at most as high a count, which is the prior of one place.
+    """Share of all `lines`, at any place, in which something came with a count of at most this bucket.
 
-    Args:
-        everywhere: how often something came at any place that had a count in each bucket.
-        lines: how often anything came.
-        bucket: of the count.
+    `everywhere` has the lines for each bucket. The share is the prior of one place.
     """
     return (sum(everywhere[: bucket + 1]) + 1) / (lines + 1)
 
 
 def rare_share(low: Sequence[float], total: float, usual: float, bucket: int, prior: float) -> float:
-    """Share of what came at one place that had at most as high a count.
-
-    Args:
-        low: how often something came there that had a count in each bucket.
-        total: how often anything came there.
-        usual: the [`usual_share`].
-        bucket: of the count.
-        prior: times that the usual share counts.
-    """
+    """The same share of the `total` of one place, for which the [`usual_share`] counts as `prior` further lines."""
     return (sum(low[: bucket + 1]) + prior * usual) / (total + prior)
+
+
+def counted_share(
+    low: list[int], total: float, everywhere: list[float], lines: float, count: int, prior: float
+) -> float:
+    """The [`rare_share`] of what came `count` times at one place; then it is counted there and everywhere."""
+    bucket = count.bit_length()
+    share = rare_share(low, total, usual_share(everywhere, lines, bucket), bucket, prior)
+    low[bucket] += 1
+    everywhere[bucket] += 1
+    return share
 
 
 def _state_of(low: Sequence[int], total: int) -> int:
@@ -90,12 +91,9 @@ class IndirectShares(Saved):
 
 
 def _excess(size: int, counts: Sequence[int], few: int) -> int:
-    """Difference between a size and the greatest size that `few` had or exceeded; 0 if there is none.
+    """Difference between a size and the greatest one that `few` had or exceeded; 0 if there is none.
 
-    Args:
-        size: in digits.
-        counts: how many had each size.
-        few: number of values that make a size usual.
+    `counts` says how many had each size.
     """
     usual, longer = size, counts[size]
     if longer >= few:
@@ -107,41 +105,34 @@ def _excess(size: int, counts: Sequence[int], few: int) -> int:
     return size - usual if usual else 0
 
 
+@dataclass(slots=True)
 class Shape(Saved):
-    """A value with all digits 0.
+    """A value with all digits 0: the lines that had it, and the digits of each number; an address is one number."""
 
-    Attributes:
-        count: lines that had it.
-        sizes: digits of each of its numbers; a dotted address is one number.
-    """
-
-    __slots__ = ("count", "sizes")
-
-    def __init__(self, count: int, sizes: list[int]):
-        self.count, self.sizes = count, sizes
+    count: int
+    sizes: list[int]
 
 
+@dataclass(slots=True)
 class Slot(Saved):
     """The values at one word of a template.
 
-    Attributes:
+    Args:
         born: lines of the template before the first of the slot.
-        values: value → count; None for identifiers, whose values are not compared.
-        low, shapes_low: how often a value, or a shape, came that had a count in each bucket.
-        shapes: values with all digits 0.
         digits: number of numbers in a value → for each of them, how many had 0, 1, 2, … digits.
         longest: the same of the longest run of digits in a value.
+        low, shapes_low: how often a value, or a shape, came that had a count in each bucket.
+        shapes: values with all digits 0.
+        values: value → count; None for identifiers, whose values are not compared.
     """
 
-    __slots__ = ("born", "digits", "longest", "low", "shapes", "shapes_low", "values")
-
-    def __init__(self, born: int):
-        self.born = born
-        self.values: dict[bytes, int] | None = {}
-        self.low, self.shapes_low = [0] * BUCKETS, [0] * BUCKETS
-        self.shapes: dict[bytes, Shape] = {}
-        self.digits: dict[int, list[list[int]]] = {}
-        self.longest = [0] * (MOST_DIGITS + 1)
+    born: int
+    digits: dict[int, list[list[int]]] = field(default_factory=dict)
+    longest: list[int] = field(default_factory=lambda: [0] * (MOST_DIGITS + 1))
+    low: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    shapes: dict[bytes, Shape] = field(default_factory=dict)
+    shapes_low: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    values: dict[bytes, int] | None = field(default_factory=dict)
 
     def add(self, value: bytes, count: int, lines: int) -> None:
         """Count a value that has come `count` times, after `lines` other values."""
@@ -153,11 +144,9 @@ class Slot(Saved):
             self.values = None
 
     def shape_of(self, filled: bytes, *, is_wildcard: bool) -> Shape | None:
-        """The shape of a value; None for a further one where there are many.
+        """The shape of a value as in `Masked.filled`; None for a further one where there are many.
 
-        Args:
-            filled: the value as in `Masked.filled`.
-            is_wildcard: the words at this place differ, so that only numbers are compared.
+        At a wildcard, where words differ, only the numbers make the shape.
         """
         text = _OPAQUE.sub(b"?", filled).translate(_COUNTED)
         numbers = _ZEROS.findall(text)
@@ -171,10 +160,7 @@ class Slot(Saved):
     def excess(self, shape: Shape, longest: int, lines: int) -> int:
         """Digits that a number of a value has more than all but very few of the `lines` before.
 
-        Args:
-            shape: of the value.
-            longest: digits of the longest run in the value, or 0 for a value with a single number.
-            lines: before it.
+        `longest` is as in `Layout.shapes`.
         """
         few = min(max(_FEW, lines // _FEW_OF), FREQUENT)
         highest = _excess(longest, self.longest, few) if longest else 0
@@ -185,7 +171,6 @@ class Slot(Saved):
 
     def add_shape(self, shape: Shape, longest: int) -> None:
         """Count a shape that is not frequent yet, and the digits of the longest run in the value."""
-        self.shapes_low[shape.count.bit_length()] += 1
         shape.count += 1
         found = self.digits.get(len(shape.sizes))
         if found is None:
@@ -196,19 +181,18 @@ class Slot(Saved):
             self.longest[longest] += 1
 
 
+@dataclass(slots=True)
 class Order(Saved):
     """Successors of a symbol, and how rare they and its predecessors were.
 
-    Attributes:
+    Args:
         after: symbol → how often it came next.
         after_low, before_low: how often a successor, or a predecessor, came that had a count in each bucket.
     """
 
-    __slots__ = ("after", "after_low", "before_low")
-
-    def __init__(self) -> None:
-        self.after: dict[int, int] = {}
-        self.after_low, self.before_low = [0] * BUCKETS, [0] * BUCKETS
+    after: dict[int, int] = field(default_factory=dict)
+    after_low: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    before_low: list[int] = field(default_factory=lambda: [0] * BUCKETS)
 
     def add(self, symbol: int, count: int) -> None:
         """Count a successor that has come `count` times; the rarest half is forgotten if there are too many."""

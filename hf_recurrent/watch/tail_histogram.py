@@ -19,12 +19,9 @@ _SCORE_STEP, _SCORE_BINS = 0.0625, 400
 
 
 class TailHistogram(Saved):
-    """Counts of positive values in steps; values of zero are not added, but the caller counts their lines.
+    """Counts of positive values in bins of width `step`; the last one has all higher values.
 
-    Args:
-        step: width of a bin.
-        bins: their number; the last one has all higher values.
-        weight: factor of rarities.
+    Values of zero are not added, but the caller counts their lines. Rarities are multiplied by `weight`.
     """
 
     __slots__ = ("_last", "_total", "_weight", "counts", "step")
@@ -71,16 +68,12 @@ class AdaptiveThreshold(Saved):
     share of the quantile adapts: it falls when too many lines are flagged, and rises when too few are (Gibbs and
     Candès 2021, *Adaptive Conformal Inference Under Distribution Shift*).
 
-    Args:
-        rate: share of the lines to flag while nothing is wrong.
-
-    Attributes:
-        value: the threshold; infinite for the first 50 lines.
+    The `rate` is the share of the lines to flag while nothing is wrong.
     """
 
     def __init__(self, rate: float):
         self.rate = self._first_rate = rate
-        self.value = math.inf
+        self.value = math.inf  # the threshold
         self._scores = TailHistogram(_SCORE_STEP, _SCORE_BINS)
         self._lines, self._share, self._until_update = 0.0, rate, _LEAST
 

@@ -88,8 +88,7 @@ class Template(Saved):
     """Lines that differ in variables only.
 
     Attributes:
-        number, tokens: its number, and its words, where those that differ are `WILDCARD`.
-        severity: of `severity_of`.
+        tokens: its words, where those that differ are `WILDCARD`.
         count: lines so far.
         slots: index of a word → its values.
         order: by numbers of templates.

@@ -56,14 +56,11 @@ def _seconds(found: dict[str, bytes | None]) -> float | None:
 
     name = found.get("name")
     month = number("month", 1) if name is None else _MONTHS.get(name, 0)
-    short = found.get("short_year")
-    year = 1970
-    if short is not None:
-        year = 2000 + int(short) if int(short) < 70 else 1900 + int(short)
-    year = number("late_year") or number("year", year)
-    day = number("day", 1)
+    short = number("short_year", 70)
+    year = number("late_year") or number("year", short + (2000 if short < 70 else 1900))
+    time = number("hour"), number("minute"), min(number("second"), 59)
     try:
-        clock = datetime(year, month, day, number("hour"), number("minute"), min(number("second"), 59), tzinfo=UTC)
+        clock = datetime(year, month, number("day", 1), *time, tzinfo=UTC)
     except ValueError:
         return None
     zone = found.get("zone")

@@ -1,68 +1,92 @@
 """A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_recurrent.argument_checks import import_optional
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.interruption import StopRequest, stop_on_signals
+from hf_recurrent.online.line_file import LineFile
 from hf_recurrent.watch.alerts import AlertCommand, AlertSender, Webhook
 from hf_recurrent.watch.compressed_log import ENDINGS, CompressedLog, RotatedLog
 from hf_recurrent.watch.event_printer import EventPrinter
 from hf_recurrent.watch.events import Event, IgnoredEvents
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
-from hf_recurrent.watch.record_file import RecordFile
 from hf_recurrent.watch.redaction import Redactor
 from hf_recurrent.watch.saved_state import FILE, read_watch, save_watch
 from hf_recurrent.watch.watched_log import Findings, WatchedLog, WatchSettings
 
-if TYPE_CHECKING:
-    from hf_recurrent.watch.metrics import MetricsServer
-
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
+# Bytes that wait to be written at which reading pauses.
+_MOST_WAITING = 8 << 20
 # Lines of a log that are read before the next log has its turn; and the files that are written.
 _BATCH = 1024
 OUTPUTS = ("output", "output_sessions", "output_events")
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """The arguments of the command about reading; its help explains them."""
+class RecordFile(LineFile):
+    """JSON lines that are appended to a file; records that cannot be written wait.
 
+    If the `mark` of the saved state is of this file, later lines are removed, because they are written again.
+    """
+
+    def __init__(self, path: str | os.PathLike, mark: Mapping[str, Any] | None = None):
+        super().__init__(path)
+        self.path = path
+        own = self.mark()
+        if mark is not None and self.is_regular and mark["file"] == own["file"] and mark["size"] < own["size"]:
+            self.truncate(mark["size"])
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+
+    def mark(self) -> dict[str, Any]:
+        """JSON with the identity of the file and its size."""
+        status = self.status()
+        return {"file": [status.st_dev, status.st_ino], "size": status.st_size}
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no record waits."""
+        return not self._waiting
+
+    @property
+    def is_full(self) -> bool:
+        """True if too many records wait to read further lines."""
+        return self._waiting_bytes >= _MOST_WAITING
+
+    def add(self, records: bytes) -> None:
+        """Write the records that wait, and these whole JSON lines.
+
+        After an OSError, the rest of the records waits, and the file ends with a whole one.
+        """
+        if records:
+            self._waiting.append(records)
+            self._waiting_bytes += len(records)
+        while self._waiting:
+            self.append(self._waiting[0])
+            self._waiting_bytes -= len(self._waiting.popleft())
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The arguments of the command about reading, results and saving; its help explains them."""
+
+    output_dir: Path
     follow: bool = True
     history: int | None = 64_000
     rotated: bool = False
     max_line_bytes: int = 4096
     redact: bool = False
     redact_pattern: tuple[str, ...] = ()
-
-    def open_source(self, log: str, position: dict[str, Any] | None) -> LogSource:
-        """The lines of a file, or of standard input ("-"), continued at a saved position."""
-        if log == "-":
-            return StandardInput(self.max_line_bytes)
-        if log.endswith(ENDINGS):
-            return CompressedLog(log, self.max_line_bytes, position)
-        if self.rotated:
-            return RotatedLog(log, self.max_line_bytes, follow=self.follow, position=position)
-        history = self.history if self.follow else None
-        return LogFile(log, self.max_line_bytes, follow=self.follow, history=history, position=position)
-
-    def redactor(self) -> Redactor | None:
-        """Replaces secrets in lines; None if nothing is replaced."""
-        return Redactor(self.redact_pattern) if self.redact or self.redact_pattern else None
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """The arguments of the command about results and saving; its help explains them."""
-
-    output_dir: Path
     save_every: float = 300.0
     restart: bool = False
     output: Path | None = None
@@ -76,20 +100,24 @@ class WatchOptions:
     color: str = "auto"
     quiet: bool = False
 
+    def open_source(self, log: str, position: dict[str, Any] | None) -> LogSource:
+        """The lines of a file, or of standard input ("-"), continued at a saved position."""
+        if log == "-":
+            return StandardInput(self.max_line_bytes)
+        if log.endswith(ENDINGS):
+            return CompressedLog(log, self.max_line_bytes, position)
+        if self.rotated:
+            return RotatedLog(log, self.max_line_bytes, follow=self.follow, position=position)
+        history = self.history if self.follow else None
+        return LogFile(log, self.max_line_bytes, follow=self.follow, history=history, position=position)
+
+    def redactor(self) -> Redactor | None:
+        return Redactor(self.redact_pattern) if self.redact or self.redact_pattern else None
+
 
 @contextmanager
-def open_watch(
-    options: WatchOptions, reading: ReadingOptions, settings: WatchSettings, logs: Sequence[str]
-) -> Iterator["WatchRun"]:
-    """Lock the directory, and open the logs, continued at the saved state.
-
-    Args:
-        logs: paths, or "-" for standard input.
-
-    Raises:
-        OSError, ValueError: the directory is in use, or a log or the saved state cannot be read.
-        ImportError: prometheus-client is missing.
-    """
+def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[str]) -> Iterator["WatchRun"]:
+    """Lock the directory, and open the logs (paths, or "-" for standard input), continued at the saved state."""
     directory = options.output_dir
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
@@ -104,12 +132,13 @@ def open_watch(
             marks = dict(state["outputs"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"The state {str(directory / FILE)!r} is damaged; use --restart.") from error
-        wants = {"wants_lines": options.output is not None, "wants_sessions": options.output_sessions is not None}
+        outputs = {"lines": options.output, "sessions": options.output_sessions}
+        makes = [name for name, path in outputs.items() if path is not None]
         watched = []
         for log in logs:
             before = saved.pop("standard input" if log == "-" else log, None)
-            source = reading.open_source(log, None if before is None else before["position"])
-            watched.append(WatchedLog(source, settings, reading.redactor(), **wants))
+            source = options.open_source(log, None if before is None else before["position"])
+            watched.append(WatchedLog(source, settings, options.redactor(), makes=makes))
             if before is not None:
                 watched[-1].load(before)
             if not options.quiet:
@@ -141,7 +170,11 @@ class WatchRun:
         if options.webhook is not None:
             self.senders.append(Webhook(options.webhook))
         self.ignored = IgnoredEvents(options.output_dir)
-        self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
+        self.metrics = None
+        if options.metrics is not None:
+            problem = "`--metrics` needs prometheus-client: pip install 'hf-recurrent[watch]'."
+            module = import_optional("hf_recurrent.watch.metrics", problem)
+            self.metrics = module.MetricsServer(options.metrics, logs, self.senders)
         self.on_event: Callable[[WatchedLog, Event], None] | None = None
         self._others = others
         self._problems: dict[str, str] = {}
@@ -151,11 +184,7 @@ class WatchRun:
     # ---- Reading ----
 
     def watch(self) -> None:
-        """Read until the logs end or a signal arrives, then save.
-
-        Raises:
-            OSError: the last lines could not be saved, for example on a full disk.
-        """
+        """Read until the logs end or a signal arrives, then save; an OSError if the last lines cannot be saved."""
         with stop_on_signals() as stop:
             while not stop.is_set() and not all(log.source.is_finished for log in self.logs):
                 if not self._read_one_of_each(stop):
@@ -194,11 +223,7 @@ class WatchRun:
         for sender in self.senders:
             for record in records:
                 sender.send(record)
-        texts = {
-            "output": findings.lines,
-            "output_sessions": findings.sessions,
-            "output_events": lines,
-        }
+        texts = {"output": findings.lines, "output_sessions": findings.sessions, "output_events": lines}
         for name, output in self.outputs.items():
             if texts[name]:
                 self._write(name, output, "".join(texts[name]).encode("utf-8", "backslashreplace"))
@@ -292,10 +317,3 @@ class WatchRun:
     def _report_end(self, key: str, text: str) -> None:
         if self._problems.pop(key, None):
             self._say(text)
-
-    def _metrics_server(self, port: int) -> "MetricsServer":
-        try:
-            from hf_recurrent.watch.metrics import MetricsServer
-        except ImportError as error:
-            raise ImportError("`--metrics` needs prometheus-client: pip install 'hf-recurrent[watch]'.") from error
-        return MetricsServer(port, self.logs, self.senders)

@@ -6,15 +6,14 @@ import re
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring  # type: ignore[attr-defined]
 from typing import Any
 
 from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.watch.events import IGNORED, Event, EventGrouper, session_event
 from hf_recurrent.watch.line_judge import REASONS, REPEATED, LineJudge, LineReport
-from hf_recurrent.watch.log_lines import LineBatch
 from hf_recurrent.watch.log_records import decode_records
-from hf_recurrent.watch.log_sources import LogSource
-from hf_recurrent.watch.record_file import json_text
+from hf_recurrent.watch.log_sources import LineBatch, LogSource
 from hf_recurrent.watch.redaction import Redactor
 from hf_recurrent.watch.session_tracker import EndedSession, SessionTracker
 from hf_recurrent.watch.tail_histogram import AdaptiveThreshold
@@ -32,18 +31,7 @@ _BETWEEN_LOOKS = 16
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Settings of the judge of a log.
-
-    Args:
-        false_alarms: share of the lines to flag on a log in which nothing is wrong.
-        alarms_per_day: events a day of the log's time, in place of that share; None for the share.
-        session: regular expression of the identifier of a session; None to find it.
-        session_idle: seconds after which a session has ended.
-        format: of the records, see `decode_records`.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
+    """The arguments of the command about judging, which its help explains; a ValueError if a value is not allowed."""
 
     false_alarms: float = 0.01
     alarms_per_day: float | None = None
@@ -74,8 +62,8 @@ class Findings:
 
     Args:
         events: those that begin, of lines and of sessions, and ended ones of several lines; in the order of
-            lines, each with whether it has ended.
-        lines, sessions: JSON lines, if they are wanted.
+            lines, each with True if it has ended.
+        lines, sessions: JSON lines.
     """
 
     events: list[tuple[Event, bool]] = field(default_factory=list)
@@ -86,21 +74,12 @@ class Findings:
 class WatchedLog:
     """A log of a run.
 
-    Args:
-        source: of its lines.
-        settings: how it is judged.
-        redactor: removes secrets from lines before anything else reads them.
-        wants_lines, wants_sessions: make the JSON lines of `Findings`.
+    A redactor removes secrets from its lines before anything else reads them. The records of `Findings` that it
+    `makes` are "lines" and "sessions", or one of them.
     """
 
     def __init__(
-        self,
-        source: LogSource,
-        settings: WatchSettings,
-        redactor: Redactor | None = None,
-        *,
-        wants_lines: bool = False,
-        wants_sessions: bool = False,
+        self, source: LogSource, settings: WatchSettings, redactor: Redactor | None, *, makes: Container[str]
     ):
         self.source, self.settings = source, settings
         self.counts = dict.fromkeys(_COUNTS, 0)
@@ -109,7 +88,7 @@ class WatchedLog:
         self.session_threshold = AdaptiveThreshold(settings.false_alarms)
         self.last_score, self.last_time = 0.0, 0.0
         self.on_line: Callable[[LineReport, float | None], None] | None = None
-        self._redactor, self._wants_lines, self._wants_sessions = redactor, wants_lines, wants_sessions
+        self._redactor, self._makes_lines, self._makes_sessions = redactor, "lines" in makes, "sessions" in makes
         self._begin: tuple[int, float] | None = None
         self._seconds, self._worked_bytes, self._is_lagging = 0.0, 0, False
 
@@ -133,7 +112,7 @@ class WatchedLog:
                     report.is_unusual = self._flag(line, number, report, findings, ignored)
                 elif report.reason == REPEATED and report.score:
                     self.grouper.join(number, report)
-                if self._wants_lines:
+                if self._makes_lines:
                     record = self._line_record(line, report, batch.cut.get(index))
                     findings.lines.append(f'{head}{number}, "offset": {offset}, {record}')
                 if self.on_line is not None:
@@ -146,7 +125,7 @@ class WatchedLog:
             if self.judge.tracker.ended or not number % _BETWEEN_LOOKS:
                 self._end(number, findings)
                 self._adapt_rate()
-        self.counts["lines"] += len(batch)
+        self.counts["lines"] += len(batch.contents)
         self.counts["bytes"] += offset - batch.offset
         self.last_time = time.time()
         self._seconds += time.monotonic() - begin
@@ -178,9 +157,9 @@ class WatchedLog:
         while tracker.ended:
             ended = tracker.ended.popleft()
             self.counts["sessions"] += 1
-            is_unusual = self.session_threshold.add(ended.report.score)
+            is_unusual = self.session_threshold.add(ended.score)
             event = session_event(ended, self.judge.miner.templates, self.judge.time)
-            if self._wants_sessions:
+            if self._makes_sessions:
                 findings.sessions.append(self._session_record(ended, event, is_unusual))
             if is_unusual:
                 self.counts["unusual_sessions"] += 1
@@ -213,13 +192,14 @@ class WatchedLog:
             record += f', "span": [{report.span[0]}, {report.span[1]}]'
         if length is not None:
             record += f', "length": {length}'
-        return f'{record}, "template": {report.layout.template.number}, "text": {json_text(line)}}}\n'
+        text = encode_basestring(line.decode("utf-8", "replace"))
+        return f'{record}, "template": {report.layout.template.number}, "text": {text}}}\n'
 
     def _session_record(self, ended: EndedSession, event: Event, is_unusual: bool) -> str:
         record = {
             "log": self.name,
             "session": ended.name.decode("utf-8", "replace"),
-            "score": round(ended.report.score, 3),
+            "score": round(ended.score, 3),
             "unusual": is_unusual,
             "lines": event.count,
             "first_line": ended.session.first_line,
@@ -244,11 +224,7 @@ class WatchedLog:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`], but for the position, which the source continues.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Continue from [`state`], but for the position, which the source continues; a ValueError if it is damaged."""
         try:
             self.judge.load(state["judge"])
             self.grouper.load(state["events"])

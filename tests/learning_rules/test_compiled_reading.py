@@ -6,8 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules import compiled_program
-from hf_recurrent.learning_rules.compiled_program import Uncompilable
-from hf_recurrent.learning_rules.compiled_reading import CompiledReading
+from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
 from hf_recurrent.modeling.block.recurrent_state import detach_state
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
@@ -26,18 +25,18 @@ def build(family="memora", **fields):
 def check(model):
     """Some bytes, and again after the weights have changed in place."""
     reading = CompiledReading(model)
-    state = expected = model.init_state(1)
+    expected = model.init_state(1)
     for token in range(6):
         if token == 3:
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.add_(0.1 * torch.randn_like(weight))
-        logits, state = reading.read(token, state)
+        reading.read(token)
         # With gradients, so that plain `forward` runs.
         output = model(torch.tensor([[token]]), state=expected, use_cache=True)
         expected = detach_state(output.state)
-        torch.testing.assert_close(logits, output.logits[0, 0].detach(), rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(state, dict(expected), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(reading.logits[0], output.logits[0, 0].detach(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(reading.state, dict(expected), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("unit", sorted(RECURRENT_UNITS))

@@ -10,7 +10,7 @@ import pytest
 
 from hf_recurrent import open_source
 from hf_recurrent.online import sources
-from hf_recurrent.online.source_identity import has_before
+from hf_recurrent.online.sources import has_before
 
 TEXT = bytes(range(256)) * 300
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hf_recurrent.watch import log_sources
 from hf_recurrent.watch.compressed_log import CompressedLog, RotatedLog, expand_logs, rotated_files
-from hf_recurrent.watch.log_lines import LineSplitter
-from hf_recurrent.watch.log_sources import LogFile
+from hf_recurrent.watch.log_sources import LineSplitter, LogFile
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def taken(splitter, limit):
         for index, content in enumerate(batch.contents):
             found.append((batch.number + index, offset, content, batch.cut.get(index)))
             offset += batch.lengths[index]
-        assert (splitter.number, splitter.offset) == (batch.number + len(batch), offset)
+        assert (splitter.number, splitter.offset) == (batch.number + len(batch.contents), offset)
     return found
 
 

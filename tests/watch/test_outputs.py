@@ -14,8 +14,8 @@ from hf_recurrent.watch.alerts import AlertCommand, Webhook
 from hf_recurrent.watch.event_printer import EventPrinter, cut, printable, underline
 from hf_recurrent.watch.events import Event
 from hf_recurrent.watch.metrics import METRICS, MetricsServer
-from hf_recurrent.watch.record_file import RecordFile
 from hf_recurrent.watch.redaction import Redactor
+from hf_recurrent.watch.watch_run import RecordFile
 
 
 class Terminal(io.StringIO):

@@ -23,7 +23,7 @@ def test_the_identifier_is_found_and_unusual_sessions_have_high_scores():
     lines, labels = block_log(800)
     tracker, found = sessions_of(lines)
     assert tracker.finder.kind == b"blk_\x05" and set(found) == set(labels)
-    scores = [found[name].report.score for name in labels]
+    scores = [found[name].score for name in labels]
     assert auroc(scores, [*labels.values()]) > 0.98
     one = next(name for name, is_anomalous in labels.items() if is_anomalous)
     lines_of_one = [number for number, line in enumerate(lines, 1) if one.encode() in line]
