@@ -5,6 +5,7 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,12 @@ def import_optional(module: str, message: str) -> Any:
         raise ImportError(message) from error
 
 
-def check_integer(name: str, value: object, least: int, most: int) -> None:
+def check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
     """Raise a ValueError that names the argument unless its value is an integer (not a boolean) in the range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"`{name}` is {value!r}; it must be an integer from {least} to {most}.")
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"`{name}` is {value!r}; it must be an integer {bounds}.")
 
 
 def is_number(value: object) -> bool:

@@ -43,18 +43,26 @@ class Block:
         return Block(*(None if value is None else value[part].copy() for value in values))
 
 
+def make_block(
+    tokens: np.ndarray,
+    kinds: np.ndarray,
+    end_token_id: int | None,
+    positions: np.ndarray,
+    bookmarks: np.ndarray | None = None,
+) -> Block:
+    """The block of tokens (B, T + 1), whose last are targets only; kinds (B, T + 1): inside, start or padding."""
+    kinds, next_kinds = kinds[:, :-1], kinds[:, 1:]
+    targets = tokens[:, 1:].astype(np.int64)
+    np.putmask(targets, next_kinds != _INSIDE, IGNORE_INDEX if end_token_id is None else end_token_id)
+    np.putmask(targets, kinds == _PADDING, IGNORE_INDEX)
+    inputs = tokens[:, :-1].astype(np.int64)
+    return Block(inputs, targets, kinds == _START, kinds != _PADDING, positions, bookmarks)
+
+
 class BlockReader:
-    """Reads blocks of B streams, each a sequence of episodes.
+    """Reads blocks of B streams, each a sequence of episodes, from `positions` (B, 2).
 
-    Args:
-        corpus: the episodes.
-        block_size: T.
-        schedule: gives the episodes of each stream.
-        positions: (B, 2) start positions.
-        first_offsets: (B,) offsets at which streams at position (0, 0) start.
-
-    Raises:
-        ValueError: a position is outside its episode.
+    Streams at position (0, 0) start at `first_offsets` (B,). A position outside its episode raises a ValueError.
     """
 
     def __init__(
@@ -83,8 +91,7 @@ class BlockReader:
         self._ahead: list[tuple[list[int], list[int]]] = [
             self._bounds(episodes) for episodes in schedule(np.arange(self._rows), self._ahead_first, _EPISODES_AHEAD)
         ]
-        for row in range(self._rows):
-            number, offset = self._positions[row].tolist()
+        for row, (number, offset) in enumerate(self._positions.tolist()):
             bounds = self._episode(row, number)
             if offset and (bounds is None or offset >= bounds[1] - bounds[0]):
                 raise ValueError(
@@ -99,19 +106,9 @@ class BlockReader:
             self._next_block += self._blocks
             self._read_ahead(copy=index < self._next_block)
         ahead = index - self._first_block
-        begin, end = ahead * self._block_size, (ahead + 1) * self._block_size
-        kinds, next_kinds = self._kinds[:, begin:end], self._kinds[:, begin + 1 : end + 1]
-        targets = self._inputs[:, begin + 1 : end + 1].astype(np.int64)
-        end_target = IGNORE_INDEX if self._corpus.end_token_id is None else self._corpus.end_token_id
-        np.putmask(targets, next_kinds != _INSIDE, end_target)
-        np.putmask(targets, kinds == _PADDING, IGNORE_INDEX)
-        return Block(
-            inputs=self._inputs[:, begin:end].astype(np.int64),
-            targets=targets,
-            resets=kinds == _START,
-            attended=kinds != _PADDING,
-            positions=self._after[ahead].copy(),
-        )
+        steps = slice(ahead * self._block_size, (ahead + 1) * self._block_size + 1)
+        tokens, kinds = self._inputs[:, steps], self._kinds[:, steps]
+        return make_block(tokens, kinds, self._corpus.end_token_id, self._after[ahead].copy())
 
     def _bounds(self, episodes: np.ndarray) -> tuple[list[int], list[int]]:
         return self._corpus.starts[episodes].tolist(), self._corpus.ends[episodes].tolist()
@@ -235,7 +232,8 @@ class BlockDataset(IterableDataset):
         self.seed = seed
         groups = check_count("accumulation_groups", accumulation_groups)
         self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
-        self.group_positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self._positions, self._bookmarks = check_positions(self.num_streams, positions), bookmarks
+        self.group_positions = [self._positions[group] for group in self.stream_groups]
         self.group_bookmarks = [
             [None if bookmarks is None else bookmarks[stream] for stream in group] for group in self.stream_groups
         ]
@@ -277,11 +275,7 @@ def check_count(name: str, value: int) -> int:
 def stream_groups(
     num_streams: int, stream_indices: Sequence[int] | np.ndarray | None, accumulation_groups: int
 ) -> list[np.ndarray]:
-    """The streams of this process, int64, in `accumulation_groups` equal groups.
-
-    Raises:
-        ValueError: an index that is outside 0..num_streams-1 or occurs twice, or groups that would not be equal.
-    """
+    """The streams of this process, int64, in `accumulation_groups` equal groups."""
     indices = np.arange(num_streams) if stream_indices is None else np.asarray(stream_indices)
     if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
         raise ValueError(f"`stream_indices` is {stream_indices}; it must be a list of at least one integer.")
@@ -294,23 +288,16 @@ def stream_groups(
     return np.split(indices.astype(np.int64), accumulation_groups)
 
 
-def stream_positions(num_streams: int, positions: Any, needed: np.ndarray) -> np.ndarray:
-    """The positions (number, offset) at which the streams `needed` begin: (len(needed), 2) int64.
-
-    Args:
-        positions: None for the beginning, or an array or tensor (num_streams, 2).
-
-    Raises:
-        ValueError: another shape, or a negative number.
-    """
+def check_positions(num_streams: int, positions: Any) -> np.ndarray:
+    """Positions of all streams as (num_streams, 2) int64; None is the beginning."""
     if positions is None:
-        return np.zeros((len(needed), 2), dtype=np.int64)
+        return np.zeros((num_streams, 2), dtype=np.int64)
     array = np.asarray(positions)
     if array.shape != (num_streams, 2) or array.dtype.kind not in "iu" or array.min() < 0:
         raise ValueError(
             f"`positions` is {array.dtype} {array.shape}; it must be integers of at least 0, ({num_streams}, 2)."
         )
-    return array[needed].astype(np.int64)
+    return array.astype(np.int64)
 
 
 def worker_share() -> tuple[int, int]:

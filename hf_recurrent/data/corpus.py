@@ -16,16 +16,11 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses, zero_sums
-from hf_recurrent.data.episode_source import (
-    EpisodeSource,
-    EvaluationShare,
-    check_vocabulary,
-    check_window,
-)
+from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode, window_losses, zero_sums
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 from hf_recurrent.data.packing import open_packed
 from hf_recurrent.data.quantities import count_of, with_unit
-from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
+from hf_recurrent.data.streams import EvaluationStreams, IIDDataset, MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -227,10 +222,6 @@ class Corpus(EpisodeSource):
         dataset_class = MultiStreamDataset if regime == "multi_stream" else IIDDataset
         return dataset_class(self, num_streams, block_size, seed, **options)
 
-    def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
-        check_vocabulary(argument, self, model)
-        check_window("eval_block_size", window, model)
-
     def limit(self, max_tokens: int) -> "Corpus":
         """Select whole episodes with at most `max_tokens` in total, taken in a fixed random order.
 
@@ -262,11 +253,14 @@ class Corpus(EpisodeSource):
                 return sums
             corpus = self.select(np.sort(by_length))
         bar = tqdm(total=corpus.num_bytes, unit="B", unit_scale=True, desc="evaluating", disable=not share.progress)
-        carries = share.carry_state and supports_recurrent_state(with_state(model))
-        losses = carried_losses if carries else window_losses
+        if share.carry_state and supports_recurrent_state(with_state(model)):
+            batches = EvaluationStreams(corpus, share.batch_size, share.block_size)
+            losses = carried_token_losses(model, batches, share.batch_size)
+        else:
+            losses = window_losses(model, corpus, share.batch_size, share.block_size)
         read = 0
         with evaluation_mode(model), torch.inference_mode(), bar:
-            for block in losses(model, corpus, share.batch_size, share.block_size):
+            for block in losses:
                 sums = {name: sums[name] + value for name, value in block.sums.items()}
                 read += block.num_bytes
                 bar.update(block.num_bytes)

@@ -36,37 +36,40 @@ def read_errors(name: str) -> Iterator[None]:
 
 
 def _source(name: str, dataset: Any, identity: list | None, text_column: str) -> Source:
-    """A `Dataset` or `IterableDataset` as a source.
-
-    Args:
-        identity: JSON that no other dataset has; None if the dataset has no identity.
-
-    Raises:
-        ValueError: no such column.
-    """
-    columns = dataset.column_names  # None if a streamed dataset does not know them before it is read
-    if columns is not None and text_column not in columns:
-        raise missing_column(name, text_column, columns)
+    """A `Dataset` or `IterableDataset` as a source. `identity` is JSON that no other dataset has, if there is such."""
     key = None if identity is None else ["dataset", identity, text_column]
-    return Source(key, partial(_documents, name, dataset, text_column))
+    return Source(key, partial(_documents, name, only_column(name, dataset, text_column), text_column))
+
+
+def only_column(name: str, dataset: Any, column: str) -> Any:
+    """A dataset without its other columns; a ValueError if it does not have this one."""
+    columns = dataset.column_names
+    if columns is None:  # a streamed dataset may not know them before it is read
+        return dataset
+    if column not in columns:
+        raise missing_column(name, column, columns)
+    return dataset.select_columns([column])
 
 
 def _documents(name: str, dataset: Any, column: str) -> Iterator[Document]:
-    if dataset.column_names is not None:
-        dataset = dataset.select_columns([column])
-    number = 0
-    batches = dataset.iter(batch_size=_ROWS_AT_ONCE)
+    number, batches = 0, dataset.iter(batch_size=_ROWS_AT_ONCE)
     while True:
         with read_errors(name):
-            rows = next(batches, None)
-        if rows is None:
+            batch = next(batches, None)
+        if batch is None:
             return
-        if column not in rows:
-            raise missing_column(name, column, rows)
-        for value in rows[column]:
-            row = f"{name}, row {number}"
-            yield row, [column_bytes(value, column, row)]
-            number += 1
+        for row, text in batch_rows(name, batch, column, number):
+            yield row, [text]
+        number += len(batch[column])
+
+
+def batch_rows(name: str, batch: dict[str, list], column: str, first: int) -> Iterator[tuple[str, bytes]]:
+    """Name and text of every row of a batch, which begins with row `first`; empty texts are included."""
+    if column not in batch:
+        raise missing_column(name, column, batch)
+    for number, value in enumerate(batch[column], first):
+        row = f"{name}, row {number}"
+        yield row, column_bytes(value, column, row)
 
 
 def is_dataset(source: Any) -> bool:
@@ -84,11 +87,7 @@ def dataset_name(dataset: Any) -> str:
 
 
 def given_dataset(dataset: Any, options: ReadOptions) -> Source:
-    """A dataset object, or the `split` of a dictionary of them.
-
-    Raises:
-        ValueError: no such split or column.
-    """
+    """A dataset object, or the `split` of a dictionary of them."""
     name = dataset_name(dataset)
     if isinstance(dataset, dict):
         dataset = _choose_split(name, dataset, options.split)
@@ -165,11 +164,7 @@ def streamable(dataset: Any, split: str) -> Any:
 
 
 def stream_files(files: Sequence[Path]) -> Any:
-    """Files of one format as an `IterableDataset`, each file a shard.
-
-    Raises:
-        ValueError: a file is neither JSONL nor Parquet, or there are both.
-    """
+    """JSONL or Parquet files as an `IterableDataset`, each file a shard."""
     formats = {}
     for file in files:
         plain = file.with_suffix("") if file.suffix in (".gz", ".zst") else file

@@ -29,13 +29,8 @@ def content_suffix(path: Path) -> str:
 def read_chunks(path: Path, compression: str | None = None) -> Iterator[bytes]:
     """The bytes of `path` in chunks of at most a megabyte, decompressed if it ends in .gz or .zst.
 
-    Args:
-        path: the file.
-        compression: ".gz" or ".zst", "" for none; None to tell it from the suffix.
-
-    Raises:
-        ValueError: the compressed data are damaged or truncated, or expand without end (see [`check_expansion`]).
-        ImportError: the zstandard package is missing for a .zst file.
+    `compression` is ".gz", ".zst", or "" for none, whatever the suffix. A ValueError for data that are damaged or
+    truncated, or expand without end (see [`check_expansion`]).
     """
     compression = path.suffix.lower() if compression is None else compression
     with open(path, "rb") as file:

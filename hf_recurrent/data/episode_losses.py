@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_recurrent.data.streams import EvaluationStreams
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, select_state, upcast
 
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
 
 
 class BlockLosses(NamedTuple):
-    """Losses of the targets of a block in nats, 0 where there is none.
+    """Losses (B, T) of the targets of a block in nats, 0 where there is none, and the number of bytes read.
 
-    Args:
-        nats: (B, T), of the model.
-        network: (B, T), of the network without its count memory; None for a model without one.
-        num_bytes: bytes read.
+    `network` has those of the network without its count memory; None for a model without one.
     """
 
     nats: torch.Tensor
@@ -51,22 +47,12 @@ def zero_sums(model: nn.Module) -> dict[str, float]:
     return dict.fromkeys(("nats", "network_nats") if has_count_memory(model) else ("nats",), 0.0)
 
 
-def carried_losses(
-    model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
-) -> Iterator[BlockLosses]:
-    """Yield the losses of every block of a corpus, with the state carried from block to block."""
-    return carried_token_losses(model, EvaluationStreams(corpus, num_streams, block_size), num_streams)
-
-
 def carried_token_losses(
     model: PreTrainedModel, batches: Iterable[dict[str, torch.Tensor]], num_streams: int
 ) -> Iterator[BlockLosses]:
-    """Yield the losses of every block, with the state carried from block to block.
+    """Yield the losses of every block of [`EvaluationStreams`], with the state carried from block to block.
 
-    Args:
-        model: a recurrent model.
-        batches: blocks with the keys of [`EvaluationStreams`]; a stream that has ended does not begin again.
-        num_streams: B. The losses of a block are of the streams that have not ended.
+    A stream that has ended does not begin again; the losses of a block are of the other streams.
     """
     state, reading = model.init_state(num_streams), torch.ones(num_streams, dtype=torch.bool)
     for batch in batches:
@@ -82,7 +68,7 @@ def carried_token_losses(
             nats, network, state = model.token_losses(input_ids, labels, state, reset_mask)
         else:
             output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
-            nats, network, state = _nats(output.logits, labels), None, output.state
+            nats, network, state = token_nats(output.logits, labels), None, output.state
         state = detach_state(state)
         yield BlockLosses(nats, network, int(attended.sum()))
 
@@ -97,7 +83,7 @@ def window_losses(
         if has_count_memory(model):
             nats, network, _ = model.token_losses(input_ids, targets)
         else:
-            nats, network = _nats(model(input_ids=input_ids, use_cache=False).logits, targets), None
+            nats, network = token_nats(model(input_ids=input_ids, use_cache=False).logits, targets), None
         yield BlockLosses(nats, network, num_bytes)
 
 
@@ -125,7 +111,7 @@ def _window_batches(
         yield inputs, labels, int(length[rows].sum())
 
 
-def _nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """-log p(label) of every label, 0 for -100: (B, T); logits (B, T, V), labels (B, T)."""
     losses = F.cross_entropy(upcast(logits).flatten(0, 1), labels.flatten(), reduction="none")
     return losses.view(labels.shape)

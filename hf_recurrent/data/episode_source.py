@@ -95,8 +95,12 @@ class EpisodeSource(Protocol):
         Args:
             window: T in the evaluation of a model without a state, or None.
         """
-        check_vocabulary(argument, self, model)
-        check_window("block_size", window, model)
+        if self.vocab_size > model.config.vocab_size:
+            raise ValueError(
+                f"`{argument}` {self.name!r} has {self.vocab_size} token ids, but the model's vocabulary has only "
+                f"{model.config.vocab_size}."
+            )
+        check_window("eval_block_size", window, model)
 
     def check_training(self, args: TrainingArguments, carries_state: bool) -> None:
         """Raise a ValueError if training with `args` has no end or does not suit these episodes."""
@@ -137,15 +141,6 @@ class EpisodeSource(Protocol):
     def describe_result(self, metrics: dict[str, Any]) -> str:
         """Evaluation metrics in words, with the size of the held-out data if the metrics have it."""
         return ", ".join(f"{value:.4g} {name.replace('_', ' ')}" for name, value in metrics.items())
-
-
-def check_vocabulary(argument: str, source: EpisodeSource, model: PreTrainedModel) -> None:
-    """Raise a ValueError if a source has more token ids than the model's vocabulary."""
-    if source.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"`{argument}` {source.name!r} has {source.vocab_size} token ids, but the model's vocabulary has only "
-            f"{model.config.vocab_size}."
-        )
 
 
 def position_limit(model: PreTrainedModel) -> float:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.dataset_sources import dataset_name, is_dataset, load_hub_dataset, stream_files, streamable
@@ -75,8 +77,23 @@ def load_corpus(
     """
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"`max_bytes` is {max_bytes}; it must be 1 or more, or None for all documents.")
-    options = ReadOptions(text_column, split, config_name, streaming, binary)
-    return _load(_as_list(source), options, tokenizer, max_bytes, _cache_directory(cache_dir))
+    sources, cache = _as_list(source), Path(constants.HF_HOME) / "hf_recurrent" / "corpora"
+    if cache_dir is not None:
+        cache = expand_home(cache_dir)
+    pixels = pixel_format(sources)
+    encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
+    parts = resolve(sources, ReadOptions(text_column, split, config_name, streaming, binary))
+    name = ", ".join(map(_name, sources))
+    documents = (document for part in parts for document in part.documents())
+    packing = Packing(documents, encoding, name, max_bytes, known_bytes(parts))
+    keys = [part.key for part in parts]
+    if None in keys:
+        directory = pack_by_content(cache, packing)
+    else:
+        content = [FORMAT, encoding.key(), text_column, max_bytes, binary]
+        directory = cache / fingerprint([content, keys])
+        pack_once(directory, packing)
+    return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 
 def load_splits(
@@ -141,25 +158,9 @@ def stream_documents(
         dataset = streamable(hub[0], split)
     else:
         dataset, _ = load_hub_dataset(hub[0].removeprefix(HUB_PREFIX), options)
-    reading = {"tokenizer": tokenizer, "text_column": text_column, "binary": binary}
-    return StreamedDocuments(dataset, name=name, fingerprint=content, **reading)
-
-
-def _load(sources: list, options: ReadOptions, tokenizer: Any, max_bytes: int | None, cache: Path) -> Corpus:
-    pixels = pixel_format(sources)
-    encoding = TokenEncoding(tokenizer, options.binary) if pixels is None else pixels.encoding()
-    parts = resolve(sources, options)
-    name = ", ".join(map(_name, sources))
-    documents = (document for part in parts for document in part.documents())
-    packing = Packing(documents, encoding, name, max_bytes, known_bytes(parts))
-    keys = [part.key for part in parts]
-    if None in keys:
-        directory = pack_by_content(cache, packing)
-    else:
-        content = [FORMAT, encoding.key(), options.text_column, max_bytes, options.binary]
-        directory = cache / fingerprint([content, keys])
-        pack_once(directory, packing)
-    return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
+    return StreamedDocuments(
+        dataset, tokenizer=tokenizer, text_column=text_column, binary=binary, name=name, fingerprint=content
+    )
 
 
 def _as_list(source: Any) -> list:
@@ -174,11 +175,3 @@ def _as_list(source: Any) -> list:
 
 def _name(source: Any) -> str:
     return dataset_name(source) if is_dataset(source) else os.fspath(source)
-
-
-def _cache_directory(cache_dir: str | os.PathLike | None) -> Path:
-    if cache_dir is not None:
-        return expand_home(cache_dir)
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME) / "hf_recurrent" / "corpora"

@@ -170,13 +170,10 @@ class MixedBlocks(BlockDataset):
 
     def prepare(self) -> None:
         source_of = self.corpus.source_of_streams(self.num_streams)
-        self._parts = [self._parts_of(group, source_of) for group in range(len(self.stream_groups))]
+        self._parts = [self._parts_of(streams, source_of) for streams in self.stream_groups]
 
-    def _parts_of(self, group: int, source_of: np.ndarray) -> list[tuple[np.ndarray, BlockDataset]]:
-        """The rows of a group that each source gives, and the blocks of that source."""
-        streams, positions, marks = (
-            part[group] for part in (self.stream_groups, self.group_positions, self.group_bookmarks)
-        )
+    def _parts_of(self, streams: np.ndarray, source_of: np.ndarray) -> list[tuple[np.ndarray, BlockDataset]]:
+        """The rows of a group of streams that each source gives, and the blocks of that source."""
         parts = []
         for number, source in enumerate(self.corpus.sources):
             rows = np.flatnonzero(source_of[streams] == number)
@@ -184,13 +181,8 @@ class MixedBlocks(BlockDataset):
                 continue
             own = np.flatnonzero(source_of == number)
             local = np.searchsorted(own, streams[rows])
-            begin = np.zeros((len(own), 2), dtype=np.int64)
-            begin[local] = positions[rows]
-            options = {"regime": self._regime, "stream_indices": local, "positions": begin}
-            bookmarks: list[np.ndarray | None] = [None] * len(own)
-            for stream, row in zip(local, rows, strict=True):
-                bookmarks[stream] = marks[row]
-            if any(mark is not None and mark.any() for mark in bookmarks):
+            options = {"regime": self._regime, "stream_indices": local, "positions": self._positions[own]}
+            if self._bookmarks is not None and (bookmarks := np.asarray(self._bookmarks)[own]).any():
                 options["bookmarks"] = bookmarks
             blocks = source.blocks(len(own), self.block_size, self.seed, **options)
             if not isinstance(blocks, BlockDataset):

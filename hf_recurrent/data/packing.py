@@ -24,8 +24,8 @@ import numpy as np
 from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock, tqdm
 
-from hf_recurrent.checkpoints.atomic_files import CANNOT_WRITE
-from hf_recurrent.checkpoints.files import write_json
+from hf_recurrent.checkpoints.atomic_files import CANNOT_WRITE, sync
+from hf_recurrent.checkpoints.files import read_json, write_json
 from hf_recurrent.data.documents import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 
@@ -50,8 +50,7 @@ def content_fingerprint(
 ) -> str:
     """The fingerprint of a packed corpus: a hash of its tokens, the ends of its episodes and its alphabet.
 
-    Args:
-        progress: called with the number of bytes of each piece of the tokens that was read.
+    `progress` is called with the number of bytes of each piece of the tokens that was read.
     """
     content = hashlib.blake2b(fingerprint([vocab_size, end_token_id]).encode(), digest_size=16)
     for first in range(1, len(offsets), _OFFSETS_AT_ONCE):
@@ -65,11 +64,7 @@ def content_fingerprint(
 
 
 def open_packed(directory: Path) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Tokens and offsets, memory-mapped, and the metadata.
-
-    Raises:
-        ValueError: a file is missing or damaged; the message names it.
-    """
+    """Tokens and offsets, memory-mapped, and the metadata; a ValueError names a file that is damaged or missing."""
     metadata = _read_metadata(directory)
     try:
         tokens = np.memmap(directory / TOKENS, dtype=metadata["dtype"], mode="r")
@@ -86,7 +81,7 @@ def open_packed(directory: Path) -> tuple[np.ndarray, np.ndarray, dict]:
         raise ValueError(f"{directory / OFFSETS} has another shape or type than {directory / METADATA}.")
     if os.path.getsize(directory / OFFSETS) != offsets.offset + offsets.nbytes:
         raise ValueError(f"{directory / OFFSETS} is damaged: it is longer than its header says.")
-    if _read_verified(directory) != _stamps(directory):
+    if not _is_verified(directory):
         found = content_fingerprint(directory / TOKENS, offsets, metadata["vocab_size"], metadata["end_token_id"])
         if found != metadata.get("fingerprint") or offsets[0]:  # the checksum is of the ends
             raise ValueError(f"{directory / TOKENS} or {OFFSETS} differs from the checksum in {METADATA}.")
@@ -123,11 +118,11 @@ def _stamps(directory: Path) -> dict[str, list[int]]:
     return {name: [it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino] for name, it in found.items()}
 
 
-def _read_verified(directory: Path) -> Any:
+def _is_verified(directory: Path) -> bool:
     try:
-        return json.loads((directory / _VERIFIED).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+        return read_json(directory / _VERIFIED) == _stamps(directory)
+    except ValueError:
+        return False
 
 
 _ABANDONED_AFTER_SECONDS = 24 * 3600
@@ -140,11 +135,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Packing:
-    """Documents to pack, and how.
+    """Documents, read once and only if they have to be packed, and their encoding.
 
     Args:
-        documents: read once, and only if they have to be packed.
-        encoding: of their bytes as token ids.
         name: name of the corpus in messages.
         max_bytes: take whole documents in order up to this total; None for all.
         num_bytes: total length of the documents, for the progress bar; None if it is not known.
@@ -162,10 +155,6 @@ def pack_once(directory: Path, packing: Packing) -> None:
 
     It is written to a temporary directory, then renamed, and replaces a damaged one only then. The operating system
     releases the lock of a process that is killed, and the next one removes what that process has written.
-
-    Raises:
-        ValueError: the documents hold no byte, or the first is longer than `max_bytes`; or the lock file is a link.
-        OSError: the disk is full or read-only.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = directory.with_name(directory.name + ".lock")
@@ -185,11 +174,7 @@ def pack_once(directory: Path, packing: Packing) -> None:
 
 
 def pack_by_content(cache: Path, packing: Packing) -> Path:
-    """Pack documents that nothing but reading them identifies; the directory is named by their content.
-
-    Raises:
-        ValueError, OSError: see [`pack_once`].
-    """
+    """Pack documents that nothing but reading them identifies; the directory is named by their content."""
     cache.mkdir(parents=True, exist_ok=True)
     for left in cache.glob("content.*.incomplete"):  # without a lock: several processes may pack at the same time
         with contextlib.suppress(OSError):
@@ -305,8 +290,7 @@ def _write_tokens(path: Path, starts: Path, packing: Packing) -> tuple[int, int]
                 starts_file.write(begin.to_bytes(8, "little"))
                 num_episodes, begin = num_episodes + 1, end
         tokens_file.truncate(begin * packing.encoding.dtype.itemsize)
-        tokens_file.flush()
-        os.fsync(tokens_file.fileno())
+    sync(path)
     return num_episodes, begin
 
 
@@ -321,5 +305,4 @@ def _write_offsets(path: Path, starts: Path, num_episodes: int, end: int) -> Non
         np.lib.format.write_array_header_1_0(file, header)
         shutil.copyfileobj(source, file)
         file.write(end.to_bytes(8, "little"))
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)

@@ -112,11 +112,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Path:
-    """The file `STEM-idxN-ubyte` with N = `num_dimensions`, plain or .gz; some copies have a dot before `idx`.
-
-    Raises:
-        FileNotFoundError: no such file.
-    """
+    """The file `STEM-idxN-ubyte` with N = `num_dimensions`, plain or .gz; some copies have a dot before `idx`."""
     directory = expand_home(directory)
     names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
     for name in names:
@@ -126,12 +122,7 @@ def find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Pa
 
 
 def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes, plain or compressed with gzip (recognized by its first bytes).
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: another magic number, a size that differs from the header, or damaged compression.
-    """
+    """Read an IDX file of unsigned bytes, plain or compressed with gzip (recognized by its first bytes)."""
     path = Path(path)
     header, magic = 4 * (1 + num_dimensions), bytes([0, 0, 8, num_dimensions])
     if not path.is_file():
@@ -187,11 +178,7 @@ class _Tokens:
 
 
 def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
-    """The format of a list of sources of `load_corpus` whose episodes are images; None for any other sources.
-
-    Raises:
-        ValueError: a list that mixes images of one format with anything else.
-    """
+    """The format of sources of `load_corpus` that are images; None for others, a ValueError if they are mixed."""
     names = _names(sources)
     prefixes = {next((prefix for prefix in PIXEL_FORMATS if name.startswith(prefix)), None) for name in names}
     if len(prefixes) > 1:
@@ -202,13 +189,7 @@ def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
 
 
 def pixel_sources(name: str, split: str) -> list[Source] | None:
-    """The files of `mnist:FOLDER` or `images:FOLDER`; None for other names.
-
-    Raises:
-        ValueError: a split other than train and test.
-        FileNotFoundError: no such directory or split.
-        ImportError: Pillow is missing.
-    """
+    """The files of `mnist:FOLDER` or `images:FOLDER`; None for other names."""
     kind = pixel_format([name])
     if kind is None:
         return None

@@ -13,13 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from hf_recurrent.argument_checks import import_optional
-from hf_recurrent.data.decompression import (
-    COMPRESSIONS,
-    check_expansion,
-    check_installed,
-    content_suffix,
-    read_chunks,
-)
+from hf_recurrent.data.decompression import COMPRESSIONS, check_expansion, check_installed, content_suffix, read_chunks
 from hf_recurrent.data.documents import Document, column_bytes, missing_column
 
 Reader = Callable[[Path, str], Iterator[Document]]
@@ -82,11 +76,7 @@ def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """The rows of a file of JSON lines, each with its name for error messages.
-
-    Raises:
-        ValueError: a line is too long, is not JSON, or holds something other than an object.
-    """
+    """The rows of a file of JSON lines, each with its name for error messages."""
     parse = json.JSONDecoder().decode
     for number, line in enumerate(_lines(path), start=1):
         if not line or line.isspace():

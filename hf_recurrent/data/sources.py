@@ -19,7 +19,6 @@ from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 HUB_PREFIX = "hub:"
 _LARGEST_LIBRARY_FILE = 1 << 20
 
-
 _Part = TypeVar("_Part", bound=Callable)
 
 
@@ -70,13 +69,7 @@ def own_episode_source(name: str) -> EpisodeSource | None:
 
 
 def resolve(source: Any, options: ReadOptions) -> list[Source]:
-    """The parts that `source` names or is, in an order that never changes. See `load_corpus`.
-
-    Raises:
-        ValueError: an empty list, a split or column that does not exist, or a damaged dataset.
-        FileNotFoundError: no such file or directory.
-        ImportError: an optional package is missing.
-    """
+    """The parts that `source` names or is, in an order that never changes. See `load_corpus`."""
     if is_dataset(source):
         return [given_dataset(source, options)]
     if not isinstance(source, str | os.PathLike):
@@ -162,11 +155,7 @@ def _library_file(path: Path) -> Iterator[Document]:
 
 
 def _own_documents(name: str, read: Callable[[str], Iterable[str | bytes]]) -> Iterator[Document]:
-    """The documents of a registered function, which is called with the text after the colon.
-
-    Raises:
-        ValueError: it fails, or gives something other than text and bytes.
-    """
+    """The documents of a registered function, which is called with the text after the colon."""
     try:
         for number, document in enumerate(read(name.partition(":")[2])):
             if isinstance(document, str):

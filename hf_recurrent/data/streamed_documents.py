@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from hf_recurrent.data.block_dataset import Block, BlockDataset
+from hf_recurrent.data.block_dataset import Block, BlockDataset, make_block
 from hf_recurrent.data.corpus import Corpus
-from hf_recurrent.data.dataset_sources import dataset_name, read_errors
-from hf_recurrent.data.documents import column_bytes, missing_column
+from hf_recurrent.data.dataset_sources import batch_rows, dataset_name, only_column, read_errors
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 from hf_recurrent.data.token_encoding import TokenEncoding
-from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 _ROWS_AT_ONCE = 64
 _EVALUATED_BYTES = 10**6
@@ -58,18 +56,14 @@ class StreamedDocuments(EpisodeSource):
         fingerprint: str | None = None,
     ) -> None:
         self.name = dataset_name(dataset) if name is None else name
-        columns = dataset.column_names  # None if they are not known before a row is read
-        if columns is not None:
-            if text_column not in columns:
-                raise missing_column(self.name, text_column, columns)
-            dataset = dataset.select_columns([text_column])
-        self.dataset, self.text_column = dataset.with_format(None), text_column
+        self.dataset = only_column(self.name, dataset, text_column).with_format(None)
+        self.text_column = text_column
         self.encoding = TokenEncoding(tokenizer, binary)
         self.vocab_size, self.end_token_id = self.encoding.vocab_size, self.encoding.end_token_id
         self._held_out: tuple[float, int, bool] | None = None
         if fingerprint is None:
             fingerprint = hashlib.blake2b(next(self._texts())[1], digest_size=16).hexdigest()
-        content = [fingerprint, dataset.num_shards, text_column, self.encoding.key()]
+        content = [fingerprint, self.dataset.num_shards, text_column, self.encoding.key()]
         self.fingerprint = hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
@@ -104,19 +98,11 @@ class StreamedDocuments(EpisodeSource):
         return (rank < fraction * 2**64) == is_held_out
 
     def rows(self, batch: dict[str, list], first: int) -> Iterator[tuple[str, bytes]]:
-        """Name and text of every row of a batch, empty texts included; the first is row `first`."""
-        if self.text_column not in batch:
-            raise missing_column(self.name, self.text_column, batch)
-        for number, value in enumerate(batch[self.text_column], first):
-            name = f"{self.name}, row {number}"
-            yield name, column_bytes(value, self.text_column, name)
+        """Name and text of every row of a batch, which begins with row `first`; empty texts are included."""
+        return batch_rows(self.name, batch, self.text_column, first)
 
     def _texts(self) -> Iterator[tuple[str, bytes]]:
-        """Name and text of every document, in the order of the dataset.
-
-        Raises:
-            ValueError: there is none, or one cannot be read.
-        """
+        """Name and text of every document, in the order of the dataset; a ValueError if there is none."""
         first, found = 0, False
         self.dataset.set_epoch(0)
         with read_errors(self.name):
@@ -223,15 +209,11 @@ class StreamedBlocks(BlockDataset):
             _StreamReader(self, int(stream), position, Bookmark() if mark is None else Bookmark.decode(mark))
             for stream, position, mark in zip(streams, positions.tolist(), self.group_bookmarks[group], strict=True)
         ]
-        return _GroupReader(readers, self.block_size)
+        return _GroupReader(readers, self.block_size, self.corpus.encoding)
 
 
 class _StreamReader:
-    """The documents of one stream, and the place in them: `number`, `offset` and `bookmark`.
-
-    Raises:
-        ValueError: the position is not in the dataset, or the stream has no documents.
-    """
+    """The documents of one stream, and the place in them: `number`, `offset` and `bookmark`."""
 
     def __init__(self, blocks: StreamedBlocks, stream: int, position: list[int], bookmark: Bookmark) -> None:
         self._source, self._stream = blocks.corpus, stream
@@ -279,42 +261,38 @@ class _StreamReader:
                 )
             bookmark = Bookmark(documents, epoch + 1)
 
-    def fill(self, inputs: np.ndarray, targets: np.ndarray, resets: np.ndarray, end: int) -> None:
-        """Fill the rows (T,) of a block, and move on."""
-        filled = 0
-        while filled < len(inputs):
-            tokens, offset = self.tokens, self.offset
-            count = min(len(tokens) - offset, len(inputs) - filled)
-            inputs[filled : filled + count] = tokens[offset : offset + count]
-            following = tokens[offset + 1 : offset + count + 1]
-            targets[filled : filled + len(following)] = following
-            targets[filled + len(following) : filled + count] = end
-            resets[filled] = offset == 0
+    def fill(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        """Fill the rows (T + 1,) of a block, and move on by T tokens."""
+        filled, size = 0, len(tokens) - 1
+        while filled < size:
+            offset = self.offset
+            count = min(len(self.tokens) - offset, size - filled)
+            tokens[filled : filled + count] = self.tokens[offset : offset + count]
+            starts[filled] = offset == 0
             filled, self.offset = filled + count, offset + count
-            if self.offset == len(tokens):
+            if self.offset == len(self.tokens):
                 self.number, self.offset = self.number + 1, 0
                 self.tokens, self.bookmark = next(self._documents)
+        tokens[size], starts[size] = self.tokens[self.offset], self.offset == 0
 
 
 class _GroupReader:
-    def __init__(self, readers: list[_StreamReader], block_size: int) -> None:
-        self._readers, self._shape, self._next = readers, (len(readers), block_size), 0
-        end = readers[0]._source.end_token_id
-        self._end = IGNORE_INDEX if end is None else end
+    def __init__(self, readers: list[_StreamReader], block_size: int, encoding: TokenEncoding) -> None:
+        self._readers, self._encoding, self._next = readers, encoding, 0
+        self._shape = (len(readers), block_size + 1)
 
     def block(self, index: int) -> Block:
         """Block `index`, counted from the positions; indices must increase, and skipped blocks are read, too."""
         while self._next <= index:
-            inputs, targets = (np.empty(self._shape, dtype=np.int64) for _ in range(2))
-            resets = np.zeros(self._shape, dtype=bool)
+            tokens, starts = np.empty(self._shape, self._encoding.dtype), np.zeros(self._shape, dtype=bool)
             for row, reader in enumerate(self._readers):
-                reader.fill(inputs[row], targets[row], resets[row], self._end)
+                reader.fill(tokens[row], starts[row])
             self._next += 1
         positions = np.array([(reader.number, reader.offset) for reader in self._readers], dtype=np.int64)
         marks = [reader.bookmark.encoded for reader in self._readers]
         length = max(map(len, marks))
         stored = np.frombuffer(b"".join(mark.ljust(length, b"\0") for mark in marks), np.uint8).reshape(-1, length)
-        return Block(inputs, targets, resets, np.ones_like(resets), positions, stored.copy())
+        return make_block(tokens, starts, self._encoding.end_token_id, positions, stored.copy())
 
 
 def _has_shuffle_buffer(dataset: Any) -> bool:

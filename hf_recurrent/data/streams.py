@@ -5,7 +5,6 @@ seed and the number of streams: not on processes, accumulation groups, DataLoade
 """
 
 import heapq
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,15 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from hf_recurrent.data.block_dataset import Block, BlockDataset, BlockReader, to_batch, worker_share
+from hf_recurrent.data.block_dataset import Block, BlockDataset, BlockReader, make_block, to_batch
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
-from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
 
 # Of the IID baseline. Up to this T, blocks are gathered with one indexing operation; above it, with one slice each.
 _GATHERED = 64
-_BATCHES_AHEAD, _ROWS_AHEAD = 64, 2048
+_BLOCKS_AHEAD, _ROWS_AHEAD = 64, 2048
 
 
 class MultiStreamDataset(BlockDataset):
@@ -89,17 +87,11 @@ class MultiStreamDataset(BlockDataset):
 def unreached_documents(
     corpus: "Corpus", num_streams: int, stream_bytes: int, seed: int, max_bytes: float
 ) -> np.ndarray:
-    """Documents that no stream reaches, in the order of the first epoch, at most `max_bytes` in total.
+    """Indices (int64), in the order of the first epoch, of documents that no stream of [`MultiStreamDataset`] reaches.
 
     Args:
-        corpus: the episodes of [`MultiStreamDataset`].
-        num_streams: n of the streams.
         stream_bytes: bytes that every stream reads.
-        seed: seed of the order of documents.
-        max_bytes: whole documents are taken while they have at most as many bytes.
-
-    Returns:
-        Their indices in the corpus, int64.
+        max_bytes: total length of the documents at most; they are not cut.
     """
     total, lengths = len(corpus), corpus.ends - corpus.starts
     order = DocumentOrder(total, seed)
@@ -126,23 +118,6 @@ class IIDDataset(BlockDataset):
             raise ValueError("`positions` has an offset other than 0; it belongs to another regime.")
         self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `positions` on; each iterator starts over."""
-        worker, num_workers = worker_share()
-        num_groups = len(self.stream_groups)
-        size = len(self.stream_groups[0])
-        # For small T, the overhead of calls dominates: many batches are made at once.
-        ahead = max(1, min(_BATCHES_AHEAD, _ROWS_AHEAD // size)) if self.block_size <= _GATHERED else 1
-        for first in itertools.count(worker, ahead * num_workers):
-            batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
-            together = self._block(
-                np.concatenate([self.stream_groups[group] for _, group in batches]),
-                np.concatenate([self.group_positions[group][:, 0] + index for index, group in batches]),
-            )
-            for number, (_, group) in enumerate(batches):
-                part = slice(number * size, (number + 1) * size)
-                yield to_batch(together.rows(part) if ahead > 1 else together, self.stream_groups[group])
-
     def group_reader(self, group: int) -> "_IIDReader":
         return _IIDReader(self, group)
 
@@ -164,17 +139,9 @@ class IIDDataset(BlockDataset):
                 tokens[row] = corpus.store[begin : begin + size + 1]
         for row in np.flatnonzero(left <= size).tolist():
             self._cross_episodes(tokens[row], starts[row], int(episodes[row]), int(begins[row]))
-        targets = tokens[:, 1:].astype(np.int64)
-        np.putmask(targets, starts[:, 1:], IGNORE_INDEX if corpus.end_token_id is None else corpus.end_token_id)
-        resets = starts[:, :-1].copy()
-        resets[:, 0] = True
-        return Block(
-            inputs=tokens[:, :-1].astype(np.int64),
-            targets=targets,
-            resets=resets,
-            attended=np.ones_like(resets),
-            positions=np.stack([steps + 1, np.zeros_like(steps)], axis=1),
-        )
+        starts[:, 0] = True
+        after = np.stack([steps + 1, np.zeros_like(steps)], axis=1)
+        return make_block(tokens, starts, corpus.end_token_id, after)
 
     def _cross_episodes(self, tokens: np.ndarray, starts: np.ndarray, episode: int, begin: int) -> None:
         corpus, filled = self.corpus, 0
@@ -189,14 +156,29 @@ class IIDDataset(BlockDataset):
 
 
 class _IIDReader:
-    """Reader of one group of streams, one block at a time."""
+    """Reader of one group of streams; for small T it makes many blocks at once, as the overhead of calls dominates."""
 
     def __init__(self, dataset: IIDDataset, group: int) -> None:
-        self._dataset, self._group = dataset, group
+        self._dataset, self._streams = dataset, dataset.stream_groups[group]
+        self._first = dataset.group_positions[group][:, 0]
+        ahead = max(1, min(_BLOCKS_AHEAD, _ROWS_AHEAD // len(self._streams)))
+        self._ahead = np.arange(ahead if dataset.block_size <= _GATHERED else 1)
+        self._blocks: dict[int, Block] = {}
+        self._last = -1
 
     def block(self, index: int) -> Block:
-        steps = self._dataset.group_positions[self._group][:, 0] + index
-        return self._dataset._block(self._dataset.stream_groups[self._group], steps)
+        if index not in self._blocks:
+            indices = index + self._ahead * (index - self._last)  # workers take blocks at regular intervals
+            size = len(self._streams)
+            together = self._dataset._block(
+                np.tile(self._streams, len(indices)), (indices[:, None] + self._first).ravel()
+            )
+            parts = [together]
+            if len(indices) > 1:
+                parts = [together.rows(slice(row, row + size)) for row in range(0, len(indices) * size, size)]
+            self._blocks = dict(zip(indices.tolist(), parts, strict=True))
+        self._last = index
+        return self._blocks.pop(index)
 
 
 class EvaluationStreams(IterableDataset):
@@ -204,12 +186,7 @@ class EvaluationStreams(IterableDataset):
 
     Episodes are assigned longest first, each to the stream with the fewest bytes so far. Finished streams are padded:
     input 0, target -100, attention 0. Batches have the keys of [`MultiStreamDataset`] and `attention_mask` (B, T)
-    int64.
-
-    Args:
-        corpus: the episodes.
-        num_streams: number of streams, B.
-        block_size: T.
+    int64, with `num_streams` = B and `block_size` = T.
     """
 
     def __init__(self, corpus: "Corpus", num_streams: int, block_size: int) -> None:

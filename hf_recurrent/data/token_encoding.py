@@ -40,11 +40,7 @@ class TokenEncoding:
         self.dtype = np.dtype(np.uint8 if self.vocab_size <= 256 else np.uint16)
 
     def encode(self, data: bytes, name: str) -> np.ndarray:
-        """The ids of `data`, a piece of the document `name`: (T,).
-
-        Raises:
-            ValueError: a byte outside the alphabet, an id of V or more, or the end id within the document.
-        """
+        """The ids of `data`, a piece of the document `name`: (T,)."""
         table, refused = self._table
         # Searching for a single byte is much faster than removing several.
         if refused in data if len(refused) == 1 else len(data.translate(None, refused)) != len(data):

@@ -46,7 +46,7 @@ class CacheAdapter:
         cache_name: name of the cache class.
         recurrent: some part of the cache has a size that does not depend on the length of the text.
         has_attention: some part does depend on it, so that texts of different lengths cannot be one batch.
-        reads_blocks: [`read_block`] is there.
+        reads_blocks: [`MambaAdapter.read_block`] is there.
         stock_blocks: the stock code reads several tokens after others; None to find out.
     """
 
@@ -68,14 +68,6 @@ class CacheAdapter:
 
     def take(self, cache: Any, output: Any) -> RecurrentState:
         """The parts of the cache after a call of `forward`."""
-        raise NotImplementedError
-
-    def length(self, part: str, position: int) -> int:
-        """Size of a growing part after `position` tokens."""
-        raise NotImplementedError
-
-    def read_block(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
-        """Logits (B, T, V) and the state after several tokens, by other code than the stock class's."""
         raise NotImplementedError
 
 
@@ -119,7 +111,8 @@ class DynamicCacheAdapter(CacheAdapter):
                 state |= {f"{head}.keys": layer.keys, f"{head}.values": layer.values}
         return state
 
-    def length(self, part, position):
+    def length(self, part: str, position: int) -> int:
+        """Size of a growing part after `position` tokens."""
         layer = self._cache.layers[int(part.split(".")[1])]
         return min(position, layer.sliding_window - 1) if isinstance(layer, DynamicSlidingWindowLayer) else position
 
@@ -146,21 +139,18 @@ class MambaAdapter(DynamicCacheAdapter):
 
     reads_blocks = True
 
-    def read_block(self, input_ids, state):
-        model, given = with_state(self.model), {}
-        for name, part in state.items():
-            if name != POSITION:
-                layer, kind = name.rsplit(".", 2)[0], name.rsplit(".", 2)[1]
-                # The cache has K taps, the oldest of which the next step drops.
-                given |= {f"{layer}.convolution": part[..., 1:].mT} if kind == "conv" else {f"{layer}.recurrent": part}
-        output = model(input_ids, state=given)
-        new = {}
-        for name, part in output.state.items():
-            layer, kind = name.rsplit(".", 1)
-            if kind == "convolution":
-                new[f"{layer}.conv.0"] = torch.nn.functional.pad(part.mT, (1, 0))
-            else:
-                new[f"{layer}.recurrent.0"] = part
+    def read_block(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        """Logits (B, T, V) and the state after several tokens, by other code than the stock class's."""
+        layers = [name.removesuffix(".conv.0") for name in state if name.endswith(".conv.0")]
+        given, new = {}, {}
+        for layer in layers:
+            # The cache has K taps, the oldest of which the next step drops.
+            given[f"{layer}.convolution"] = state[f"{layer}.conv.0"][..., 1:].mT
+            given[f"{layer}.recurrent"] = state[f"{layer}.recurrent.0"]
+        output = with_state(self.model)(input_ids, state=given)
+        for layer in layers:
+            new[f"{layer}.conv.0"] = torch.nn.functional.pad(output.state[f"{layer}.convolution"].mT, (1, 0))
+            new[f"{layer}.recurrent.0"] = output.state[f"{layer}.recurrent"]
         return output.logits, {name: part.to(state[name].dtype) for name, part in new.items()}
 
 

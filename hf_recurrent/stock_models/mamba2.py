@@ -68,17 +68,15 @@ def state_space_dual(
     to_state: torch.Tensor,
     from_state: torch.Tensor,
     state: torch.Tensor,
-    reset_mask: torch.Tensor | None = None,
+    reset_mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """h_t = exp(log_decay_t) h_{t-1} + x_t ⊗ B_t and y_t = C_t · h_t, in chunks (Dao and Gu 2024, section 6).
 
     Args:
         inputs: x, (B, T, G, H, P).
         log_decay: (B, T, G, H), at most 0.
-        to_state: B, (B, T, G, S).
-        from_state: C, (B, T, G, S).
+        to_state, from_state: B and C, (B, T, G, S).
         state: h before the block, (B, G, H, P, S).
-        reset_mask: (B, T) bool; where true, h_{t-1} is zero.
 
     Returns:
         y (B, T, G, H, P) and h after the block.

@@ -141,8 +141,8 @@ class RecurrentGemmaWithState(StockModelWithState, RecurrentGemmaForCausalLM):
 
     block_class = GriffinBlock
 
-    def shared_shapes(self):
-        return {_AGE: (1,)}
+    def state_layout(self):
+        return {_AGE: (1,)} | super().state_layout()
 
     def read_stock(self, input_ids: torch.Tensor, block: GriffinBlock, **options) -> Any:
         age = block.ages_at_end().clamp(max=self.config.attention_window_size)

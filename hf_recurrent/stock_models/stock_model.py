@@ -25,14 +25,7 @@ CHECKPOINTING_ERROR = (
 
 
 class Block:
-    """State and masks of one block; a stock model passes it to its layers as it would its cache.
-
-    Args:
-        state: before the block.
-        steps: T.
-        reset_mask: (B, T) bool, or None.
-        padding: None without padding; steps are already packed.
-    """
+    """State and masks of one block, whose steps are packed; a stock model passes it to its layers as its cache."""
 
     def __init__(
         self, state: RecurrentState, steps: int, reset_mask: torch.Tensor | None = None, padding: Padding | None = None
@@ -101,9 +94,6 @@ def same_episode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The steps of a chunk that each step sees; inside of it, a recurrence of matrices is computed like attention.
 
-    Args:
-        reset_mask: (B, Q) bool, or None.
-
     Returns:
         (B or 1, Q, Q) bool, true where step s ≤ q is of the episode of step q; (B or 1, Q) bool, true where the
         episode has begun before the chunk.
@@ -133,12 +123,8 @@ class StockModelWithState(StatefulModel, StatefulGeneration):
     def check(cls, model: torch.nn.Module) -> None:
         """Raise a ValueError if a model of this class cannot carry a state."""
 
-    def shared_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Tensors of the state that belong to no single layer."""
-        return {}
-
     def state_layout(self) -> dict[str, tuple[int, ...]]:
-        shapes = dict(self.shared_shapes())
+        shapes = {}
         for module in self.modules():
             if isinstance(module, StatePart):
                 shapes |= {f"{module.state_name}.{part}": shape for part, shape in module.part_shapes().items()}

@@ -83,12 +83,10 @@ def matrix_memory(
     m_t = max(log f + m_{t-1}, log i) keeps the exponentials finite; a reset sets C, n and m before the step to zero.
 
     Args:
-        queries: scaled, (B, H, T, S).
-        keys: (B, H, T, S).
+        queries, keys: (B, H, T, S); queries are scaled.
         values: (B, H, T, P).
         log_input, log_forget: (B, H, T).
         state: C (B, H, S, P), n (B, H, S) and m (B, H, 1) before the block.
-        reset_mask: (B, T) bool.
         eps: added to the denominator.
 
     Returns:
@@ -142,11 +140,11 @@ class XlstmWithState(StockModelWithState, xLSTMForCausalLM):
             raise ValueError("xLSTM of the package `xlstm` cannot carry a state here; uninstall that package.")
 
     def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, **kwargs):
-        if state is None and attention_mask is not None:
-            raise ValueError(
-                "`attention_mask` is given, but the stock xLSTM has none; leave it out, or give a `state`."
-            )
         if attention_mask is not None:
+            if state is None:
+                raise ValueError(
+                    "`attention_mask` is given, but the stock xLSTM has none; leave it out, or give a `state`."
+                )
             kwargs["attention_mask"] = attention_mask
         return super().prepare_inputs_for_generation(input_ids, state=state, **kwargs)
 

@@ -3,18 +3,20 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from hf_recurrent.argument_checks import expand_home
+from hf_recurrent.argument_checks import check_integer, expand_home
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.pixel_readers import find_idx, read_idx
-from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer, check_split
+from hf_recurrent.tasks.example_draws import ExampleDraws, check_split
 
 _OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+_VALUES = (min, max, lambda values: int(median(values)), lambda values: sum(values) % 10)
 TOKENS = ("<pad>", *map(str, range(10)), *_OPERATORS, "]")
 _FIRST_DIGIT, _FIRST_OPERATOR, _END = 1, 11, 15
 _WORDS_AHEAD, _MOST_DRAWS = 4096, 1_000_000
@@ -120,22 +122,11 @@ class ListOps(Dataset):
                         break
                     pending.pop()
                     tokens.append(_END)
-                    value = _list_value(operator, values)
+                    value = _VALUES[operator](values)
                 else:
                     return (tokens, value) if self.min_length <= len(tokens) <= self.max_length else None
             if len(tokens) > self.max_length:
                 return None
-
-
-def _list_value(operator: int, values: list[int]) -> int:
-    if operator == 0:
-        return min(values)
-    if operator == 1:
-        return max(values)
-    if operator == 2:
-        ordered, middle = sorted(values), len(values) // 2
-        return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
-    return sum(values) % 10
 
 
 _SEQUENCES = ("input_ids", "input_values")
@@ -305,7 +296,7 @@ def sequential_mnist(
         FileNotFoundError: a file is missing.
         ValueError: an unknown split, or a file that is damaged or of another format.
     """
-    prefix = _file_names(_MNIST_PREFIXES, split)
+    prefix = _MNIST_PREFIXES[check_split(split, _MNIST_PREFIXES)]
     images = read_idx(find_idx(directory, f"{prefix}-images", 3), num_dimensions=3)
     path = find_idx(directory, f"{prefix}-labels", 1)
     labels = read_idx(path, num_dimensions=1)
@@ -335,7 +326,7 @@ def sequential_cifar10(
         FileNotFoundError: a file is missing.
         ValueError: an unknown split, or a file that is damaged or of another format.
     """
-    names = _file_names(_CIFAR_FILES, split)
+    names = _CIFAR_FILES[check_split(split, _CIFAR_FILES)]
     parent = expand_home(directory)
     directory = next(
         (folder for folder in (parent, parent / "cifar-10-batches-bin") if (folder / names[0]).is_file()), None
@@ -350,12 +341,6 @@ def sequential_cifar10(
         images = np.concatenate([np.rint(piece @ _LUMINANCE).astype(np.uint8) for piece in pieces])[..., None]
     name = "sequential_cifar10_grey" if grey else "sequential_cifar10"
     return PixelSequences(np.ascontiguousarray(images), records[:, 0], as_ids=as_ids, name=name)
-
-
-def _file_names(files: dict, split: str):
-    if split not in files:
-        raise ValueError(f"`split` is {split!r}; it must be one of {', '.join(files)}.")
-    return files[split]
 
 
 def _read_cifar_records(path: Path) -> np.ndarray:

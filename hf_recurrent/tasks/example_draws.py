@@ -6,6 +6,7 @@ restart; examples of integers also on every platform.
 """
 
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 
@@ -14,19 +15,11 @@ from hf_recurrent.data.document_order import hash_integers
 SPLITS = ("train", "validation", "test")
 
 
-def check_split(split: str) -> str:
-    """Return `split` if it is one of `SPLITS`, else raise a ValueError."""
-    if split not in SPLITS:
-        raise ValueError(f"`split` is {split!r}; it must be one of {', '.join(SPLITS)}.")
+def check_split(split: str, splits: Collection[str] = SPLITS) -> str:
+    """Return `split` if it is one of `splits`, else raise a ValueError."""
+    if split not in splits:
+        raise ValueError(f"`split` is {split!r}; it must be one of {', '.join(splits)}.")
     return split
-
-
-def check_integer(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Raise a ValueError unless `value` is an integer from `least` to `most`."""
-    integral = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not integral or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"`{name}` is {value!r}; it must be an integer {bounds}.")
 
 
 class ExampleDraws:

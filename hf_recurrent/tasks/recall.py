@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.example_draws import ExampleDraws
 from hf_recurrent.tasks.task import Task, targets_at_end
 
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
+from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
 from hf_recurrent.tasks.task import Task, targets_at_end
 
 # Keys are drawn as 64-bit numbers.

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.example_draws import ExampleDraws
 from hf_recurrent.tasks.task import Task
 
 _WRITE, _READ, _IGNORE = 2, 3, 4

@@ -11,23 +11,23 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.data.block_dataset import Block, BlockDataset, worker_share
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
-from hf_recurrent.data.episode_losses import evaluation_mode
+from hf_recurrent.data.episode_losses import evaluation_mode, token_nats
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
 from hf_recurrent.data.quantities import count_of
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state, upcast
+from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
-from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
+from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +265,7 @@ def count_answers(
             right = torch.zeros_like(asked)
             for steps, logits in _logits(model, inputs, block_size):
                 part = targets[:, steps]
-                losses = F.cross_entropy(upcast(logits).flatten(0, 1), part.flatten(), reduction="none")
-                counts["nats"] += losses.sum(dtype=torch.float64).item()
+                counts["nats"] += token_nats(logits, part).sum(dtype=torch.float64).item()
                 right[:, steps] = logits.argmax(-1) == part
             counts["right"] += int(right.sum())
             counts["answers"] += int(asked.sum())
@@ -340,14 +339,7 @@ class TaskStreams(BlockDataset):
         else:
             # No run reads 2^40 examples, so the examples of different seeds do not overlap.
             beginning = int(hash_integers(self.seed)[0] >> np.uint64(42)) << 40 if self.seed else 0
-            self._order = lambda ranks: ranks + beginning
-
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_order"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.prepare()
+            self._order = partial(np.add, beginning)
 
     def group_reader(self, group: int) -> "_GroupReader":
         return _GroupReader(self, group, alone=worker_share()[1] == 1)
