@@ -71,7 +71,6 @@ def learn(model: PreTrainedModel, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run one of the two."""
     parser = option_parser(__doc__, threads=1)
     parser.add_argument("what", choices=["generate", "learn"])
     parser.add_argument("--model", default="memora-tiny", help="preset, directory or owner/name on the Hub")

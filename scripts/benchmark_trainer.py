@@ -65,7 +65,6 @@ def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory:
 
 
 def main() -> None:
-    """Print both rates and their ratio."""
     parser = option_parser(__doc__, streams=8, block_size=1024)
     parser.add_argument("--model", default="memora-s0", help="a preset")
     parser.add_argument("--steps", type=int, default=10, help="measured steps per turn")

@@ -75,7 +75,6 @@ def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compiled", nargs="+", choices=bench.FAMILIES, default=[], help="through torch.compile too")

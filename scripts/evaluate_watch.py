@@ -60,7 +60,6 @@ def drain3_speed(lines: Sequence[bytes]) -> float | None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--logs", nargs="+", choices=[*HEADER_WORDS], default=[*HEADER_WORDS])

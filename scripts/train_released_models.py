@@ -158,7 +158,6 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main() -> None:
-    """Run the script."""
     arguments, further = _parse()
     deadline = time.monotonic() + 60 * arguments.minutes
     folders = [arguments.output_dir / name for name in arguments.names or CHECKPOINTS]
