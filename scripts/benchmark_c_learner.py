@@ -48,7 +48,6 @@ _FLAGS = ["-std=c99", "-fno-math-errno"]
 
 
 def compile_c(folder: Path, *arguments: str, compiler: Sequence[str] = ("gcc",)) -> None:
-    """Run a compiler in a folder."""
     subprocess.run([*compiler, *_FLAGS, *arguments], cwd=folder, check=True)
 
 
@@ -94,7 +93,6 @@ def nats_by_counts(data: bytes, size: int) -> list[float]:
 
 
 def bits(nats: list[float]) -> float:
-    """Bits per byte."""
     return sum(nats) / math.log(2) / len(nats)
 
 

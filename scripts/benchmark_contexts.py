@@ -23,7 +23,6 @@ COLOURS = {"counts alone": "#9ca3af", "network alone": "#1f77b4", "both": "#d948
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bits per byte by kind of byte of counts alone, network alone and both."""
     model, held_out, read = load_with_training_bytes(
         arguments.model, arguments.corpus, arguments.split_seed, arguments.max_eval_bytes
     )
@@ -36,7 +35,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw a group of bars for each kind."""
     pyplot = require_pyplot()
     pyplot.rcParams["svg.hashsalt"] = "contexts"  # the same file from the same numbers
     kinds, methods = list(found["shares"]), list(found["bits_per_byte"])

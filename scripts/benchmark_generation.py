@@ -77,7 +77,6 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 
 def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
-    """The table's lines of one size."""
     models = {family: bench.build_model(f"{family}-{row}", options.device).eval() for family in options.families}
     seconds, sizes = {family: [] for family in models}, {}
     bandwidth = rate = 0.0

@@ -9,6 +9,9 @@ limit is the time of all matrix products, forward and backward, at the speed of 
 weights, gradients and moments for each of their uses, at the speed at which a sum reads as many bytes.
 """
 
+import argparse
+from functools import partial
+
 import benchmarking as bench
 import torch
 from benchmarking import CPU
@@ -20,20 +23,11 @@ from hf_recurrent.learning_rules.rules import RULES
 _USES = 2 + 3 + 6
 
 
-class Reader:
-    """A learner that reads the same bytes repeatedly."""
-
-    def __init__(self, options, stride: int, compiled: bool):
-        torch.manual_seed(0)
-        fields = {"recurrent_unit": options.unit} if options.unit else {}
-        model = bench.build_model(options.preset, **fields)
-        self.learner = OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
-        if not compiled:
-            self.learner.learn_in_plain_torch()
-        self.data = bytes((7 * i + i * i // 5) % 90 + 32 for i in range(stride * options.blocks))
-
-    def __call__(self) -> None:
-        self.learner.read(self.data)
+def new_learner(options: argparse.Namespace, stride: int) -> OnlineLearner:
+    torch.manual_seed(0)
+    fields = {"recurrent_unit": options.unit} if options.unit else {}
+    model = bench.build_model(options.preset, **fields)
+    return OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
 
 
 def bound_seconds(model: torch.nn.Module, stride: int) -> float:
@@ -55,9 +49,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows = []
     for stride in options.stride:
-        kinds = {"plain": Reader(options, stride, False), "compiled": Reader(options, stride, True)}
+        plain, compiled = new_learner(options, stride), new_learner(options, stride)
+        plain.learn_in_plain_torch()
+        data = bytes((7 * i + i * i // 5) % 90 + 32 for i in range(stride * options.blocks))
+        kinds = {"plain": partial(plain.read, data), "compiled": partial(compiled.read, data)}
         turns = bench.seconds_in_turns(kinds, options.rounds, CPU)
-        compiled = kinds["compiled"].learner
         if compiled.slow_because:
             print(f"stride {stride} is not compiled: {compiled.slow_because}")
         best = {kind: min(seconds) / options.blocks for kind, seconds in turns.items()}

@@ -79,7 +79,6 @@ def copy_seconds(moved: int, device: torch.device, repetitions: int) -> tuple[fl
 def time_shape(
     shape: tuple[int, int, int], scans: dict[str, Callable[..., Tensor]], arguments: argparse.Namespace
 ) -> Iterator[list[str]]:
-    """The table's lines of one shape."""
     device, dtype, (batch, steps, width) = arguments.device, getattr(torch, arguments.dtype), shape
     a, b = torch.rand(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype)
     state, gradient = torch.randn(batch, width, device=device), torch.randn_like(b)

@@ -95,7 +95,6 @@ def _exported_step(
 
 
 def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
-    """The step, `count` times."""
 
     def run() -> None:
         for _ in range(count):

@@ -19,8 +19,6 @@ from hf_recurrent import ByteTokenizer, Corpus, MultiStreamDataset, MultiStreamT
 
 
 class StepTimes(TrainerCallback):
-    """Records the time of the end of each optimizer step."""
-
     def __init__(self, device: torch.device):
         self.device, self.times = device, []
 

@@ -28,7 +28,6 @@ from hf_recurrent.watch.watched_log import WatchSettings
 
 
 def areas(lines: Sequence[LabelledLine], scores: Sequence[float]) -> list[float]:
-    """The area for each kind."""
     found = np.array(scores)[QUIET:]
     kinds = np.array([str(line.kind) for line in lines])[QUIET:]
     normal, result = found[kinds == "None"], []

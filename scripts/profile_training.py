@@ -90,7 +90,6 @@ def build_step(name: str) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float]:
-    """Seconds of a step by kind."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         begin = time.perf_counter()
         for _ in range(repetitions):

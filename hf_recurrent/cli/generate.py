@@ -90,7 +90,6 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _quantize(weights: str, model: "PreTrainedModel") -> None:
-    """Compile the model's step with narrow weights."""
     if not hasattr(model, "compile_step"):
         raise ValueError(f"`--quantize` is {weights!r}, but {type(model).__name__} has no compiled step.")
     try:

@@ -19,7 +19,6 @@ def add_sampling_arguments(parser: Any) -> None:
 
 
 def given_sampling(arguments: argparse.Namespace) -> dict[str, float]:
-    """The settings of the command line."""
     return {name: value for name in DEFAULTS if (value := getattr(arguments, name)) is not None}
 
 

@@ -196,7 +196,6 @@ def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSett
 
 
 def _report(arguments: argparse.Namespace, settings: "ServerSettings", listener: "socket.socket") -> None:
-    """Say where a model is served."""
     if not arguments.quiet:
         host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         address = f"http://{host}:{listener.getsockname()[1]}"

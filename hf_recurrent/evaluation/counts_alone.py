@@ -29,29 +29,18 @@ from hf_recurrent.modeling.contexts.document_learning import DocumentLearning
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """The first steps of streams of a corpus.
-
-    Args:
-        corpus: the training documents.
-        num_streams: B.
-        block_size: T.
-        seed: of the order of documents.
-        steps: number of blocks of every stream.
-        count_bytes: of other documents that a count memory read before, as in the arguments of the run.
-        planned_steps: steps of the run as planned when these were chosen.
-    """
+    """The first steps of streams of a corpus."""
 
     corpus: Corpus
-    num_streams: int
-    block_size: int
-    seed: int
-    steps: int
-    count_bytes: float = 0.0
-    planned_steps: int = 0
+    num_streams: int  # B
+    block_size: int  # T
+    seed: int  # of the order of documents
+    steps: int  # number of blocks of every stream
+    count_bytes: float = 0.0  # of other documents that a count memory read before, as in the arguments of the run
+    planned_steps: int = 0  # of the run, when these documents were chosen
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes, in all streams."""
         return self.num_streams * self.block_size * self.steps
 
     @cached_property

@@ -118,8 +118,7 @@ def byte_rows(block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
 class SumRows:
     """A row of JSON for each line or document: its position, bytes, log_probability and bits_per_byte.
 
-    Args:
-        line_end: token id after which a line ends; None for whole documents.
+    A line ends after the token id `line_end`; None is for whole documents.
     """
 
     def __init__(self, line_end: int | None = None) -> None:
