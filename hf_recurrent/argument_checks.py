@@ -30,9 +30,7 @@ def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> A
 def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
     """Raise a ValueError that names the first NaN, infinity, number outside 64 bits or impossible seed.
 
-    Args:
-        values: argument → value; numbers, and lists of numbers, are checked.
-        prefix: begins the name of an argument, for messages: "--" for flags.
+    Numbers and lists of numbers are checked. `prefix` begins names in messages: "--" for flags.
     """
     for name, value in values.items():
         for number in value if isinstance(value, list | tuple) else [value]:
@@ -85,12 +83,9 @@ LEAST_TEMPERATURE = 1e-6
 def check_sampling(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, *, prefix: str = "", instead_of_zero: str = ""
 ) -> None:
-    """Raise a ValueError that names the first argument of sampling that is out of range.
+    """Raise a ValueError that names the first argument of sampling that is out of range, after `prefix`.
 
-    Args:
-        temperature, top_k, top_p: as in `generate()`.
-        prefix: begins the name of an argument, for messages: "--" for flags.
-        instead_of_zero: the argument that takes the most likely token; empty where a temperature of 0 does.
+    `instead_of_zero` is the argument that takes the most likely token, empty where a temperature of 0 does.
     """
     if not (LEAST_TEMPERATURE <= temperature < float("inf") or (temperature == 0 and not instead_of_zero)):
         allowed = f"{'' if instead_of_zero else '0 or '}at least {LEAST_TEMPERATURE}"

@@ -8,12 +8,9 @@ from typing import Any
 
 
 class OwnParts:
-    """The registered parts of one kind.
+    """The registered parts of a kind such as "task", apart from the package's own, named `built_in`.
 
-    Args:
-        kind: the kind in messages, such as "task".
-        built_in: names of the parts of this package, which cannot be registered.
-        check: raises a ValueError for a part of another kind.
+    `check` raises a ValueError for a part of another kind.
     """
 
     def __init__(self, kind: str, built_in: Collection[str], check: Callable[[str, Any], None]) -> None:
@@ -22,11 +19,7 @@ class OwnParts:
         self._code: dict[str, str | None] = {}
 
     def add(self, name: str, part: Any) -> None:
-        """Register a part; the same code may be registered again.
-
-        Raises:
-            ValueError: the name is not an identifier of two or more characters, or taken, or the part is not allowed.
-        """
+        """Register a part; the same code may be registered again."""
         self._check(name, part)
         if not isinstance(name, str) or not name.isidentifier() or len(name) < 2:  # C: is a drive
             raise ValueError(f"A {self._kind} is named {name!r}; it must be an identifier of at least two characters.")
@@ -41,7 +34,6 @@ class OwnParts:
         self._parts[name], self._code[name] = part, code
 
     def get(self, name: str) -> Any:
-        """The part of that name, or None."""
         return self._parts.get(name)
 
     def __iter__(self) -> Iterator[str]:

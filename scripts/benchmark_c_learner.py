@@ -48,7 +48,6 @@ _FLAGS = ["-std=c99", "-fno-math-errno"]
 
 
 def compile_c(folder: Path, *arguments: str, compiler: Sequence[str] = ("gcc",)) -> None:
-    """Run a compiler in a folder."""
     subprocess.run([*compiler, *_FLAGS, *arguments], cwd=folder, check=True)
 
 
@@ -65,7 +64,7 @@ def memory(folder: Path) -> dict[str, int]:
     macros = dict(re.findall(r"#define MODEL_(\w+) (\d+)", (folder / "model.h").read_text()))
     compiler = _ARM if shutil.which(_ARM[0]) else ["gcc"]
     compile_c(folder, "-Os", "-c", "model.c", "-o", "small.o", compiler=compiler)
-    measure = [compiler[0].replace("gcc", "size"), "small.o"] if compiler is _ARM else ["size", "small.o"]
+    measure = [compiler[0].replace("gcc", "size"), "small.o"]
     sizes = subprocess.run(measure, cwd=folder, capture_output=True, text=True, check=True).stdout
     ram, weights = (int(macros[name]) for name in ("LEARNER_BYTES", "WEIGHTS_FILE_SIZE"))
     return {"RAM": ram, "weights": weights, "code": int(sizes.splitlines()[1].split()[0])}
@@ -94,12 +93,10 @@ def nats_by_counts(data: bytes, size: int) -> list[float]:
 
 
 def bits(nats: list[float]) -> float:
-    """Bits per byte."""
     return sum(nats) / math.log(2) / len(nats)
 
 
 def main() -> None:
-    """Print two tables."""
     defaults = {"preset": "memora-tiny", "hidden_size": 16, "state_size": 24, "layers": 1, "rounds": 3}
     parser = option_parser(__doc__, **defaults)
     parser.add_argument("file", type=Path)

@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from benchmarking import load_with_training_bytes
+from benchmarking import load_with_training_bytes, markdown_table
 
 from hf_recurrent.evaluation.byte_kinds import bits_by_kind
 from hf_recurrent.evaluation.counts_alone import CountsAlone, learn_counts
@@ -23,7 +23,6 @@ COLOURS = {"counts alone": "#9ca3af", "network alone": "#1f77b4", "both": "#d948
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bits per byte by kind of byte of counts alone, network alone and both."""
     model, held_out, read = load_with_training_bytes(
         arguments.model, arguments.corpus, arguments.split_seed, arguments.max_eval_bytes
     )
@@ -35,18 +34,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"bits_per_byte": ordered, "shares": found["shares"], **sizes}
 
 
-def table(found: dict[str, Any]) -> str:
-    """A Markdown table with a row for each kind."""
-    methods = list(found["bits_per_byte"])
-    lines = [f"| kind of byte | share | {' | '.join(methods)} |", f"| --- | --- |{' --- |' * len(methods)}"]
-    for kind, share in found["shares"].items():
-        cells = (f"{found['bits_per_byte'][method][kind]:.3f}" for method in methods)
-        lines.append(f"| {kind} | {share:.1%} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw a group of bars for each kind."""
     pyplot = require_pyplot()
     pyplot.rcParams["svg.hashsalt"] = "contexts"  # the same file from the same numbers
     kinds, methods = list(found["shares"]), list(found["bits_per_byte"])
@@ -78,7 +66,9 @@ def main() -> None:
     found = measure(arguments)
     arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     draw(found, arguments.output.with_suffix(".svg"))
-    print(table(found))
+    bits, shares = found["bits_per_byte"], found["shares"]
+    rows = [[kind, f"{shares[kind]:.1%}", *(f"{bits[method][kind]:.3f}" for method in bits)] for kind in shares]
+    print(markdown_table(["kind of byte", "share", *bits], rows))
 
 
 if __name__ == "__main__":

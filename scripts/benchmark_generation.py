@@ -77,7 +77,6 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 
 def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
-    """The table's lines of one size."""
     models = {family: bench.build_model(f"{family}-{row}", options.device).eval() for family in options.families}
     seconds, sizes = {family: [] for family in models}, {}
     bandwidth = rate = 0.0
@@ -100,7 +99,6 @@ def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = bench.family_parser(__doc__, rows=["s0", "s4"], streams=1, rounds=5, bandwidth_bytes=1 << 28)
     parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
     parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")

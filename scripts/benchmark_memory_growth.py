@@ -47,7 +47,6 @@ class Progress(BaseStreamer):
 
 
 def generate(model: PreTrainedModel, options: argparse.Namespace) -> None:
-    """One call of `generate()`."""
     watch, prompt = Progress(options.bytes), torch.tensor([list(b"def ")])
     model.eval().generate(
         prompt, do_sample=True, max_new_tokens=options.bytes, eos_token_id=None, pad_token_id=0, streamer=watch
@@ -60,7 +59,6 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> None:
 
 
 def learn(model: PreTrainedModel, options: argparse.Namespace) -> None:
-    """A learner that reads every byte once."""
     watch = Progress(options.bytes)
     learner = OnlineLearner(model, rule=options.rule, stride=options.stride, learning_rate=1e-3)
     tokens = itertools.islice(endless(Corpus.from_documents(pydoc_prose()), 0), options.bytes)
@@ -71,7 +69,6 @@ def learn(model: PreTrainedModel, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run one of the two."""
     parser = option_parser(__doc__, threads=1)
     parser.add_argument("what", choices=["generate", "learn"])
     parser.add_argument("--model", default="memora-tiny", help="preset, directory or owner/name on the Hub")

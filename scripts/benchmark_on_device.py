@@ -24,10 +24,9 @@ from hf_recurrent.export.c_source import c_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
 
-COUNTS = {"slots": 64, "text": 1024, "window": 8192, "rows": 0, "small": True}
-WITH_COUNTS = {f"count_memory_{name}": value for name, value in COUNTS.items()}
 SMALL = {"hidden_size": 24, "state_size": 24, "num_hidden_layers": 1}
-WITH_COUNTS |= {"hidden_size": 8, "num_hidden_layers": 1}
+COUNTS = {"slots": 64, "text": 1024, "window": 8192, "rows": 0, "small": True}
+WITH_COUNTS = {"hidden_size": 8, "num_hidden_layers": 1} | {f"count_memory_{name}": COUNTS[name] for name in COUNTS}
 # Fields of memora-tiny, optimizer, learning rate, numbers.
 LEARNERS = {
     "network": (SMALL, "rmsprop", 3e-3, "float32"),
@@ -197,13 +196,6 @@ def cortex_instructions(learner: OnlineLearner | VectorLearner, numbers: str, pa
     return ticks * INSTRUCTIONS_PER_TICK / 100
 
 
-def vector_learner_bytes() -> int:
-    """RAM and flash of a learner of one sensor."""
-    with tempfile.TemporaryDirectory() as parent:
-        save_c_learner(VectorLearner.new(1), Path(parent, "learner"))
-        return sum(memory(Path(parent, "learner")).values())
-
-
 def cortex_rows() -> Iterator[list[str]]:
     """Instructions of every learner on every part, where the compiler and QEMU are installed."""
     for part in ("cortex-m7", "cortex-m4"):
@@ -216,18 +208,20 @@ def cortex_rows() -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Print the tables."""
     parser = option_parser(__doc__, rounds=12)
     parser.add_argument("log", nargs="?", type=Path, help="its first 1,000,000 bytes are learned")
     parser.add_argument("--steps", type=int, default=500, help="bytes of a round")
     options = parser.parse_args()
     torch.set_num_threads(1)
     learner = times_of_learner(options.rounds, options.steps)
+    with tempfile.TemporaryDirectory() as parent:
+        save_c_learner(VectorLearner.new(1), Path(parent, "learner"))
+        size = sum(memory(Path(parent, "learner")).values())
     rows = [
         ["learner of width 24, µs a byte: C at -O2", f"{learner['C']:.1f}"],
         ["… in Python, stride 1", f"{learner['Python']:.1f}"],
         ["largest relative difference of 10,000 losses, SGD at 3e-5", f"{largest_difference(10_000):.1e}"],
-        ["learner of one sensor, bytes of RAM and flash", f"{vector_learner_bytes():,}"],
+        ["learner of one sensor, bytes of RAM and flash", f"{size:,}"],
     ]
     report("Learners", ["", ""], rows)
     step = times_of_step(options.rounds, options.steps)
@@ -235,9 +229,8 @@ def main() -> None:
     report("Instructions", ["part", "learner", "instructions"], list(cortex_rows()))
     if options.log:
         columns = ["learner", "RAM", "flash", "together", "bits per byte", "order-2 counts, as large", "µs a byte"]
-        report(
-            f"The first 1,000,000 bytes of {options.log.name}", columns, rows_of_log(options.log.read_bytes()[: 10**6])
-        )
+        rows = rows_of_log(options.log.read_bytes()[: 10**6])
+        report(f"The first 1,000,000 bytes of {options.log.name}", columns, rows)
 
 
 if __name__ == "__main__":

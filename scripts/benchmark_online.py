@@ -9,17 +9,12 @@ limit is the time of all matrix products, forward and backward, at the speed of 
 weights, gradients and moments for each of their uses, at the speed at which a sum reads as many bytes.
 """
 
+import argparse
+from functools import partial
+
+import benchmarking as bench
 import torch
-from benchmarking import (
-    CPU,
-    build_model,
-    conditions,
-    markdown_table,
-    matrix_rate,
-    option_parser,
-    read_bandwidth,
-    seconds_in_turns,
-)
+from benchmarking import CPU
 
 from hf_recurrent import OnlineLearner
 from hf_recurrent.learning_rules.rules import RULES
@@ -28,20 +23,11 @@ from hf_recurrent.learning_rules.rules import RULES
 _USES = 2 + 3 + 6
 
 
-class Reader:
-    """A learner that reads the same bytes repeatedly."""
-
-    def __init__(self, options, stride: int, compiled: bool):
-        torch.manual_seed(0)
-        fields = {"recurrent_unit": options.unit} if options.unit else {}
-        model = build_model(options.preset, **fields)
-        self.learner = OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
-        if not compiled:
-            self.learner.learn_in_plain_torch()
-        self.data = bytes((7 * i + i * i // 5) % 90 + 32 for i in range(stride * options.blocks))
-
-    def __call__(self) -> None:
-        self.learner.read(self.data)
+def new_learner(options: argparse.Namespace, stride: int) -> OnlineLearner:
+    torch.manual_seed(0)
+    fields = {"recurrent_unit": options.unit} if options.unit else {}
+    model = bench.build_model(options.preset, **fields)
+    return OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
 
 
 def bound_seconds(model: torch.nn.Module, stride: int) -> float:
@@ -49,12 +35,11 @@ def bound_seconds(model: torch.nn.Module, stride: int) -> float:
     numbers = sum(weight.numel() for weight in model.parameters())
     products = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
     size = _USES * 4 * numbers
-    return 6 * products * stride / matrix_rate(CPU) + size / read_bandwidth(CPU, 20, size)
+    return 6 * products * stride / bench.matrix_rate(CPU) + size / bench.read_bandwidth(CPU, 20, size)
 
 
 def main() -> None:
-    """Print one row per stride."""
-    parser = option_parser(__doc__, preset="memora-tiny", rounds=8, threads=1)
+    parser = bench.option_parser(__doc__, preset="memora-tiny", rounds=8, threads=1)
     parser.add_argument("--stride", type=int, nargs="+", default=[1, 16, 32, 64], help="T, bytes per update")
     parser.add_argument("--unit", help="recurrent unit; default: the preset's")
     parser.add_argument("--rule", default="rtrl", choices=RULES)
@@ -64,23 +49,21 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows = []
     for stride in options.stride:
-        kinds = {"plain": Reader(options, stride, False), "compiled": Reader(options, stride, True)}
-        turns = seconds_in_turns(kinds, options.rounds, CPU)
-        compiled = kinds["compiled"].learner
+        plain, compiled = new_learner(options, stride), new_learner(options, stride)
+        plain.learn_in_plain_torch()
+        data = bytes((7 * i + i * i // 5) % 90 + 32 for i in range(stride * options.blocks))
+        kinds = {"plain": partial(plain.read, data), "compiled": partial(compiled.read, data)}
+        turns = bench.seconds_in_turns(kinds, options.rounds, CPU)
         if compiled.slow_because:
             print(f"stride {stride} is not compiled: {compiled.slow_because}")
         best = {kind: min(seconds) / options.blocks for kind, seconds in turns.items()}
         best["bound"] = bound_seconds(compiled.model, stride)
-        rates = {kind: stride / seconds for kind, seconds in best.items()}
-        row = [
-            str(stride),
-            *(f"{best[kind] * 1e3:.2f}" for kind in best),
-            *(f"{rate:,.0f}" for rate in rates.values()),
-        ]
+        row = [str(stride), *(f"{seconds * 1e3:.2f}" for seconds in best.values())]
+        row += [f"{stride / seconds:,.0f}" for seconds in best.values()]
         rows.append([*row, f"{best['plain'] / best['compiled']:.1f}", f"{best['compiled'] / best['bound']:.1f}"])
     columns = ["stride", "plain ms", "compiled ms", "bound ms", "plain B/s", "compiled B/s", "bound B/s"]
-    print(f"{options.preset}, {options.rule}, {options.optimizer}; {conditions(CPU)}\n")
-    print(markdown_table([*columns, "plain / compiled", "compiled / bound"], rows))
+    print(f"{options.preset}, {options.rule}, {options.optimizer}; {bench.conditions(CPU)}\n")
+    print(bench.markdown_table([*columns, "plain / compiled", "compiled / bound"], rows))
 
 
 if __name__ == "__main__":

@@ -38,21 +38,14 @@ class Reader:
 
 
 def main() -> None:
-    """Print one row per number of streams."""
     sizes = {"layers": 6, "hidden_size": 512, "state_size": 768}
     parser = option_parser(__doc__, preset="memora-s0", **sizes, streams=[1, 64], block_size=1, rounds=8, device=CPU)
     parser.add_argument("--unit", default="glru", help="recurrent unit (default glru)")
     options = parser.parse_args()
     keep_freed_memory()
-    model = build_model(
-        options.preset,
-        options.device,
-        recurrent_unit=options.unit,
-        hidden_size=options.hidden_size,
-        state_size=options.state_size,
-        intermediate_size=3 * options.hidden_size,
-        num_hidden_layers=options.layers,
-    )
+    fields = {"hidden_size": options.hidden_size, "intermediate_size": 3 * options.hidden_size}
+    fields |= {"state_size": options.state_size, "num_hidden_layers": options.layers, "recurrent_unit": options.unit}
+    model = build_model(options.preset, options.device, **fields)
     rtrl, truncated = build_learning_rule("rtrl", model), build_learning_rule("truncated", model)
     steps = options.block_size
     print(f"{model.num_parameters():,} parameters, T {steps}, {torch.get_num_threads()} threads, {options.device}")

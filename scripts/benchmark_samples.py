@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarking import load_with_training_bytes
+from benchmarking import load_with_training_bytes, markdown_table
 
 from hf_recurrent.evaluation.byte_windows import KnownWindows
 from hf_recurrent.evaluation.counts_alone import frozen, network_alone
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--show", type=int, default=0, help="number of samples of each model to print")
     arguments = parser.parse_args()
-    rows, shown = [], []
+    rows, shown, measures = [], [], ("parses", "copied", "repeated")
     for name in arguments.models:
         model, held_out, read = load_with_training_bytes(name, arguments.corpus, arguments.split_seed)
         known = KnownWindows(b"\0".join(read.documents()), COPIED)
@@ -48,13 +48,12 @@ def main() -> None:
         for label, variant in variants(name, model):
             samples = sample_continuations(variant, prompts, arguments.length, temperature=arguments.temperature)
             measured.append((label, samples))
-            shown += [
-                f"--- {label}\n{(prompts[i] + samples[i]).decode('utf-8', 'replace')}" for i in range(arguments.show)
-            ]
-        rows += [(label, len(samples), measure_samples(prompts, samples, known)) for label, samples in measured]
-    print("| model | samples | parses | copied from training | repeats itself |\n| --- | --- | --- | --- | --- |")
-    for label, count, row in rows:
-        print(f"| {label} | {count} | {row['parses']:.1%} | {row['copied']:.1%} | {row['repeated']:.1%} |")
+            for prompt, sample in list(zip(prompts, samples, strict=True))[: arguments.show]:
+                shown.append(f"--- {label}\n{(prompt + sample).decode('utf-8', 'replace')}")
+        for label, samples in measured:
+            row = measure_samples(prompts, samples, known)
+            rows.append([label, f"{len(samples)}", *(f"{row[measure]:.1%}" for measure in measures)])
+    print(markdown_table(["model", "samples", "parses", "copied from training", "repeats itself"], rows))
     print("\n".join(shown))
 
 

@@ -31,18 +31,8 @@ PASSES = 8
 RESETS = 0.02
 CPU_SHAPES = [(8, 1024, 768), (1, 16384, 768), (256, 1, 768)]
 GPU_SHAPES = [(8, 2048, 768), (32, 1024, 768), (64, 128, 192), (1, 65_536, 768), (64, 2048, 2560)]
-COLUMNS = [
-    "threads",
-    "BxTxS",
-    "backend",
-    "best ms",
-    "median ms",
-    "bound ms",
-    "best/bound",
-    "median/bound",
-    "resets",
-    "kernels ms",
-]
+COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms"]
+COLUMNS += ["best/bound", "median/bound", "resets", "kernels ms"]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -89,7 +79,6 @@ def copy_seconds(moved: int, device: torch.device, repetitions: int) -> tuple[fl
 def time_shape(
     shape: tuple[int, int, int], scans: dict[str, Callable[..., Tensor]], arguments: argparse.Namespace
 ) -> Iterator[list[str]]:
-    """The table's lines of one shape."""
     device, dtype, (batch, steps, width) = arguments.device, getattr(torch, arguments.dtype), shape
     a, b = torch.rand(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype)
     state, gradient = torch.randn(batch, width, device=device), torch.randn_like(b)
@@ -138,7 +127,6 @@ def scans_of(arguments: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
 
 
 def main() -> None:
-    """Print the table, each line as soon as it is measured."""
     arguments = parse_arguments()
     scans = scans_of(arguments)
     title = f"scan, forward + backward, {arguments.dtype}; {bench.conditions(arguments.device, arguments.threads)}"

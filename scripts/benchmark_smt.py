@@ -25,7 +25,6 @@ VOCABULARY, HEADS = 256, 8
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the script."""
     sizes = {"hidden_size": 256, "layers": 8, "rounds": 8, "threads": 1, "device": bench.CPU, "matrix_size": 1024}
     parser = bench.option_parser(__doc__, **sizes)
     parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="Z")
@@ -100,7 +99,6 @@ def memory_lines(options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print times and memory as tables."""
     options = bench.parse_and_set_up(build_parser())
     title = (
         f"SMT step, M {options.hidden_size}, Z {options.memory_tokens}, Tc {options.context_length}, "

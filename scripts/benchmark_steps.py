@@ -95,7 +95,6 @@ def _exported_step(
 
 
 def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
-    """The step, `count` times."""
 
     def run() -> None:
         for _ in range(count):
@@ -105,7 +104,7 @@ def repeated(step: Callable[[], object], count: int) -> Callable[[], None]:
 
 
 @torch.no_grad()
-def seconds_around(model: PreTrainedModel, ids: torch.Tensor, is_loop: bool, calls: int = 200) -> float:
+def seconds_around(model: PreTrainedModel, ids: torch.Tensor, is_loop: bool) -> float:
     """Median seconds of `model()` before and after the compiled step within it."""
     run, inside, whole = CompiledStep.run, [], []
     loop, state = model.loop_of_steps() if is_loop else {}, model.init_state(len(ids))
@@ -117,7 +116,7 @@ def seconds_around(model: PreTrainedModel, ids: torch.Tensor, is_loop: bool, cal
         return result
 
     with mock.patch.object(CompiledStep, "run", timed):
-        for _ in range(calls):
+        for _ in range(200):
             begin = time.perf_counter()
             output = model(ids, state=state, **loop)
             whole.append(time.perf_counter() - begin)
@@ -163,17 +162,16 @@ def measure(name: str, weights: str, options: argparse.Namespace) -> list[list[s
 
 
 def main() -> None:
-    """Print the table."""
     parser = bench.option_parser(__doc__, streams=1, rounds=5, threads=1, bandwidth_bytes=1 << 28)
-    parser.add_argument(
-        "--models", nargs="+", default=["memora-s0", "lru-tiny"], help="presets, also as memora-s0+gru"
-    )
-    parser.add_argument("--runtimes", nargs="*", choices=PEERS, default=list(PEERS), help="exported programs")
-    parser.add_argument("--weights", nargs="+", choices=WIDTHS, default=["float32", "int8"])
+    add = parser.add_argument
+    add("--models", nargs="+", default=["memora-s0", "lru-tiny"], help="presets, also as memora-s0+gru")
+    add("--runtimes", nargs="*", choices=PEERS, default=list(PEERS), help="exported programs")
+    add("--weights", nargs="+", choices=WIDTHS, default=["float32", "int8"])
     options = bench.parse_and_set_up(parser)
-    lines = [
-        line for name in options.models for weights in options.weights for line in measure(name, weights, options)
-    ]
+    lines = []
+    for name in options.models:
+        for weights in options.weights:
+            lines += measure(name, weights, options)
     columns = ["model", "step", "weights", "µs", "µs around the step", "bytes/s"]
     columns += ["limit µs", "of the limit", "time / direct"]
     bench.report(f"One step, B {options.streams}; {bench.conditions(bench.CPU)}", columns, lines)

@@ -19,8 +19,6 @@ from hf_recurrent import ByteTokenizer, Corpus, MultiStreamDataset, MultiStreamT
 
 
 class StepTimes(TrainerCallback):
-    """Records the time of the end of each optimizer step."""
-
     def __init__(self, device: torch.device):
         self.device, self.times = device, []
 
@@ -65,7 +63,6 @@ def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory:
 
 
 def main() -> None:
-    """Print both rates and their ratio."""
     parser = option_parser(__doc__, streams=8, block_size=1024)
     parser.add_argument("--model", default="memora-s0", help="a preset")
     parser.add_argument("--steps", type=int, default=10, help="measured steps per turn")

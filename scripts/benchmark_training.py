@@ -26,8 +26,6 @@ from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 
 class TrainedModel:
-    """A model with its optimizer and its block."""
-
     def __init__(self, family: str, row: str, options: argparse.Namespace, way: str = ""):
         name, *unit = family.split("+")
         self.name = f"{family}-{row} ({way})" if way else f"{family}-{row}"
@@ -54,7 +52,6 @@ class TrainedModel:
 
 
 def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
-    """The table's lines of one size."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
     models |= {f"{family} compiled": TrainedModel(family, row, options, "compiled") for family in options.compiled}
     models |= {f"{family} captured": TrainedModel(family, row, options, "CUDA graphs") for family in options.captured}
@@ -75,7 +72,6 @@ def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compiled", nargs="+", choices=bench.FAMILIES, default=[], help="through torch.compile too")

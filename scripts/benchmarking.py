@@ -39,11 +39,7 @@ OPTIONS = {
 
 
 def option_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with some of the shared options.
-
-    Args:
-        defaults: option → default, which also gives the type; a list for an option of several values.
-    """
+    """A parser with some of the shared options; a default also gives the type, a list that of several values."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         values = default if isinstance(default, list) else [default]
@@ -77,7 +73,6 @@ def family_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
 
 
 def parse_and_set_up(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options, after setting torch's threads and its seed."""
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -178,11 +173,7 @@ def kept_bytes(loss: Callable[[], torch.Tensor]) -> int:
 
 
 def conditions(device: torch.device, threads: Sequence[int] | None = None) -> str:
-    """Device, threads, torch version and load, for the title of a table.
-
-    Args:
-        threads: CPU threads, if the table has several numbers of them; by default those in use.
-    """
+    """Device, threads (by default those in use), torch version and load, for the title of a table."""
     counts = " and ".join(map(str, threads or [torch.get_num_threads()]))
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {counts} thread(s)"
     load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
@@ -190,28 +181,21 @@ def conditions(device: torch.device, threads: Sequence[int] | None = None) -> st
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """One line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
     return "\n".join(map(markdown_row, [columns, ["---"] * len(columns), *lines]))
 
 
 def report(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print a title and a Markdown table."""
     print(f"{title}\n\n{markdown_table(columns, lines)}\n", flush=True)
 
 
 def load_with_training_bytes(
     name: str, corpus: list[str], split_seed: int, max_eval_bytes: float | None = None
 ) -> tuple[PreTrainedModel, Corpus, TrainingBytes]:
-    """A model of `hf-recurrent pretrain`, its held-out documents, and the bytes that it was trained on.
-
-    Raises:
-        SystemExit: the training bytes are not known.
-    """
+    """A model of `hf-recurrent pretrain`, its held-out documents, and the bytes that it was trained on, or exit."""
     options = {"argument": "MODEL", "trust_remote_code": False}
     model = load_model(AutoModelForCausalLM, name, **options).eval()
     data = DataArguments(corpus, split_seed=split_seed, max_eval_bytes=max_eval_bytes)

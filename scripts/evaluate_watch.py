@@ -28,7 +28,6 @@ from hf_recurrent.watch.watched_log import WatchSettings
 
 
 def areas(lines: Sequence[LabelledLine], scores: Sequence[float]) -> list[float]:
-    """The area for each kind."""
     found = np.array(scores)[QUIET:]
     kinds = np.array([str(line.kind) for line in lines])[QUIET:]
     normal, result = found[kinds == "None"], []
@@ -60,7 +59,6 @@ def drain3_speed(lines: Sequence[bytes]) -> float | None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--logs", nargs="+", choices=[*HEADER_WORDS], default=[*HEADER_WORDS])

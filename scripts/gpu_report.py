@@ -34,17 +34,11 @@ _TINY_SMT = "--readout_layers 1 --context_length 8 --future_length 4 --memory_to
 
 
 class Part(NamedTuple):
-    """A command of the report.
+    """A command of the report."""
 
-    Args:
-        share: of the time, next to the others'.
-        command: words after `python`.
-        tiny: words that a rehearsal adds.
-    """
-
-    share: int
-    command: str
-    tiny: str = ""
+    share: int  # of the time, next to the others'
+    command: str  # words after `python`
+    tiny: str = ""  # words that a rehearsal adds
 
 
 _BF16 = "benchmark_training.py --bf16 --streams 32"
@@ -101,7 +95,6 @@ def run_part(name: str, words: Sequence[str], log: Path, seconds: float) -> str:
 
 
 def part_words(name: str, arguments: argparse.Namespace) -> list[str]:
-    """The command of a part."""
     part = PARTS[name]
     words = shlex.split(part.command)
     if words[0].startswith("benchmark"):

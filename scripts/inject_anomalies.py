@@ -61,31 +61,19 @@ MESSAGES = (
 
 @dataclass(frozen=True)
 class LabelledLine:
-    """A line of a log, without its end.
-
-    Args:
-        text: its bytes.
-        kind: one of `KINDS`, None for a line of the log itself, "" for a line that counts as neither.
-    """
+    """A line of a log, without its end."""
 
     text: bytes
-    kind: str | None = None
+    kind: str | None = None  # one of `KINDS`, None for a line of the log itself, "" for one that counts as neither
 
 
 def read_log(path: str) -> list[bytes]:
-    """The lines of a log that are not empty."""
     with open(path, "rb") as file:
         return [line for line in file.read().replace(b"\r\n", b"\n").split(b"\n") if line]
 
 
 def inject(lines: Sequence[bytes], header_words: int, seed: int) -> list[LabelledLine]:
-    """The lines of a log with anomalies of all kinds that it has places for.
-
-    Args:
-        lines: of the log.
-        header_words: words of a line before its message.
-        seed: of places and contents.
-    """
+    """The lines of a log with anomalies of all kinds that it has places for; `header_words` precede each message."""
     rng = random.Random(seed)
     headers = [_header(line, header_words) for line in lines]
     messages = [line[len(header) :] for line, header in zip(lines, headers, strict=True)]
@@ -129,7 +117,6 @@ def _template(message: bytes) -> bytes:
 
 
 def _candidates(messages: Sequence[bytes], templates: Sequence[bytes]) -> dict[str, list[int]]:
-    """The places of each kind."""
     counts, pairs = Counter(templates), Counter(pairwise(templates))
     inner = range(QUIET, len(templates) - 2)
 

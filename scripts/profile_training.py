@@ -90,7 +90,6 @@ def build_step(name: str) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float]:
-    """Seconds of a step by kind."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         begin = time.perf_counter()
         for _ in range(repetitions):
@@ -115,7 +114,6 @@ def seconds_with_bf16(step: Callable[[], None], rounds: int) -> float | None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = bench.option_parser(__doc__, rounds=20, matrix_size=1024)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="steps to profile")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="CPU threads (default 1 2)")

@@ -98,7 +98,6 @@ def publish(name: str, run: Path, corpus: str, folder: Path) -> None:
 
 
 def create_card(model: PreTrainedModel, provenance: Provenance, name: str, comparisons: dict[str, float]) -> ModelCard:
-    """The card of a repository."""
     statements = Statements(repo_id=unnamed_repository(name), license="apache-2.0", comparisons=comparisons)
     return create_model_card(model, provenance, statements, curve=True)
 
@@ -158,7 +157,6 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main() -> None:
-    """Run the script."""
     arguments, further = _parse()
     deadline = time.monotonic() + 60 * arguments.minutes
     folders = [arguments.output_dir / name for name in arguments.names or CHECKPOINTS]

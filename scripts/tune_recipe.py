@@ -25,7 +25,6 @@ _MOST_BYTES = 400_000
 
 
 def main(argv: list[str]) -> dict[str, object]:
-    """Train with the arguments of `pretrain`, evaluate, and return the results."""
     with tempfile.TemporaryDirectory() as folder:
         quiet = ["--save_strategy", "no", "--sample_every", "0", "--disable_tqdm", "true", "--report_to", "none"]
         arguments = parse_arguments([*argv, *quiet, "--output_dir", folder])

@@ -38,15 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def script(shell: str) -> str:
-    """The script for a shell.
-
-    Raises:
-        ImportError: shtab is not installed.
-    """
+def _print_script(arguments: argparse.Namespace) -> None:
     message = "completion needs the shtab package: pip install 'hf-recurrent[completion]'"
     shtab = import_optional("shtab", message)
-    return shtab.complete(whole_parser(shtab.FILE), shell)
+    print(shtab.complete(whole_parser(shtab.FILE), arguments.shell))
 
 
 def whole_parser(file: Any) -> argparse.ArgumentParser:
@@ -101,4 +96,4 @@ def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[s
             action.choices = list(choices)
 
 
-main = command(build_parser, lambda arguments: print(script(arguments.shell)))
+main = command(build_parser, _print_script)

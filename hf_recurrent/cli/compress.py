@@ -1,18 +1,20 @@
-"""`hf-recurrent compress [MODEL] FILE` and, for `decompress`, what both have in common."""
+"""`hf-recurrent compress [MODEL] FILE`, and the parts that it shares with `decompress`."""
 
 import argparse
 import json
 import lzma
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
-from hf_recurrent.cli.parsing import CommandParser, add_json_argument, command
-from hf_recurrent.cli.pipes import PIPE, check_paths, input_file, output_file
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_file, check_parent, command
+from hf_recurrent.cli.standard_output import discard_output
 from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+PIPE = Path("-")  # standard input or output
 SUFFIX = ".hfr"
 # xz is shown for comparison where it takes less than some seconds.
 _LARGEST_FOR_XZ = 1 << 24
@@ -55,14 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="the file, or - for standard input")
     parser.add_argument("--output", type=Path, help=f"the archive, or - (default: FILE{SUFFIX}; of -, -)")
-    parser.add_argument(
-        "--learn", action="store_true", help="let a network learn from the file: MODEL's, or a small new one"
-    )
-    learning = parser.add_argument_group("with --learn")
-    learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
-    learning.add_argument(
-        "--learning_rate", type=float, help="at the beginning; it falls linearly to a tenth (default: 2e-3)"
-    )
+    learn = "let a network learn from the file: MODEL's, or a small new one"
+    parser.add_argument("--learn", action="store_true", help=learn)
+    add = parser.add_argument_group("with --learn").add_argument
+    add("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
+    add("--learning_rate", type=float, help="at the beginning; it falls linearly to a tenth (default: 2e-3)")
     parser.add_argument(
         "--streams",
         type=int,
@@ -95,7 +95,8 @@ def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compress(arguments: argparse.Namespace) -> None:
-    output = arguments.output or _default_output(arguments.file)
+    file = arguments.file
+    output = arguments.output or (file if file == PIPE else file.with_name(file.name + SUFFIX))
     is_piped = check_paths(arguments, "FILE", output)
     settings = _learning_settings(arguments)
     if output == PIPE and sys.stdout.isatty():
@@ -105,7 +106,7 @@ def _compress(arguments: argparse.Namespace) -> None:
 
     if output != PIPE:
         check_output(output, force=arguments.force, resume=arguments.resume)
-    with input_file(arguments.file) as source:
+    with input_file(file) as source:
         size = source.stat().st_size
         model, options = _network(arguments, settings, size)
         with one_thread(model):
@@ -113,19 +114,17 @@ def _compress(arguments: argparse.Namespace) -> None:
             begin = time.perf_counter()
             with progress(arguments, "compressing", size) as report:
                 if is_piped:
-                    with output_file(output) as file:
-                        compress_to(file, mapped(source), model, header, report)
+                    with output_file(output) as archive:
+                        compress_to(archive, mapped(source), model, header, report)
                 else:
                     compress_file(source, output, model, header, report)
         seconds = time.perf_counter() - begin
-        if arguments.json:
-            print(json.dumps(_results(arguments.file, source, output, seconds)))
-        elif not arguments.quiet and output != PIPE:
-            _summarize(_results(arguments.file, source, output, seconds))
-
-
-def _default_output(file: Path) -> Path:
-    return file if file == PIPE else file.with_name(file.name + SUFFIX)
+        if arguments.json or not (arguments.quiet or output == PIPE):
+            results = _results(file, source, output, seconds)
+            if arguments.json:
+                print(json.dumps(results))
+            else:
+                _summarize(results)
 
 
 def _learning_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -172,6 +171,51 @@ def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":
     model, tokenizer = load_or_build(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     return model
+
+
+def check_paths(arguments: argparse.Namespace, name: str, output: Path) -> bool:
+    """Check the input, the argument `name`, and the output; True if one is a pipe, where nothing can be continued."""
+    if arguments.file != PIPE:
+        check_file(name, arguments.file)
+    if output != PIPE:
+        check_parent("--output", output)
+    elif arguments.json:
+        raise ValueError("`--json` cannot be combined with the output -; both would be on standard output.")
+    is_piped = PIPE in (arguments.file, output)
+    if is_piped and arguments.resume:
+        raise ValueError("`--resume` cannot be combined with -; a pipe is read from its beginning.")
+    return is_piped
+
+
+@contextmanager
+def input_file(path: Path) -> Iterator[Path]:
+    """The file, or a temporary copy of standard input."""
+    if path != PIPE:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-recurrent-") as directory:
+        copy = Path(directory, "input")  # of the whole pipe: an archive begins with its size
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield copy
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """Standard output, or a file that is complete or absent."""
+    from hf_recurrent.checkpoints.atomic_files import atomic_file, naming_file
+
+    if path != PIPE:
+        with atomic_file(path) as partial, partial.open("wb") as file:
+            yield file
+        return
+    try:
+        with naming_file("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+    except OSError:
+        discard_output()
+        raise
 
 
 @contextmanager

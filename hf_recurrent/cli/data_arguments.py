@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hf_recurrent.data.streamed_documents import StreamedDocuments
 
 TASK_PREFIX = "task:"
-# Options of `load_corpus` that have no meaning without packing.
-_OF_PACKING = ("streaming", "max_bytes")
 
 
 @dataclass
@@ -58,11 +56,7 @@ class DataArguments:
 
 
 def token_vocabulary(corpus: Sequence[str]) -> int | None:
-    """V of images, tasks and user-defined token sources; None for text.
-
-    Raises:
-        ValueError: images or a task are combined with other sources.
-    """
+    """V of images, tasks and user-defined token sources; None for text."""
     from hf_recurrent.data.pixel_readers import pixel_format
 
     tokens = episode_source(corpus) or pixel_format(corpus)
@@ -72,14 +66,7 @@ def token_vocabulary(corpus: Sequence[str]) -> int | None:
 def load_training_sources(
     arguments: DataArguments, tokenizer: Any, validation_corpus: Sequence[str] = ()
 ) -> "tuple[EpisodeSource, EpisodeSource]":
-    """Training and held-out data.
-
-    Args:
-        validation_corpus: separate held-out data; then all of `arguments.corpus` is training data.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: the data cannot be read.
-    """
+    """Training and held-out data; with a separate `validation_corpus`, all of `arguments.corpus` is training data."""
     task = episode_source(arguments.corpus)
     if task is not None:
         held_out = episode_source(validation_corpus or arguments.corpus)
@@ -125,38 +112,40 @@ def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -
     options = _loading_options(arguments, tokenizer)
     if arguments.packing:
         return load_corpus(names, **options)
-    return stream_documents(names, **{name: options[name] for name in options if name not in _OF_PACKING})
+    for name in ("streaming", "max_bytes"):  # they have no meaning without packing
+        del options[name]
+    return stream_documents(names, **options)
 
 
 def _whole(arguments: DataArguments, tokenizer: Any) -> "EpisodeSource":
     """All documents of `--corpus`, mixed if there are probabilities."""
-    if not arguments.corpus_probabilities:
-        return _documents(arguments, arguments.corpus, tokenizer)
-    return _mixed(arguments, [_documents(arguments, [name], tokenizer) for name in arguments.corpus])
+    return _mixed(arguments, [_documents(arguments, names, tokenizer) for names in _parts(arguments)])
 
 
 def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[EpisodeSource, EpisodeSource]":
     """Training and held-out documents; of a mixture, a share of each source is held out."""
     from hf_recurrent.data.loading import load_splits
 
-    parts = [[name] for name in arguments.corpus] if arguments.corpus_probabilities else [arguments.corpus]
+    parts, share, seed = _parts(arguments), arguments.validation_fraction, arguments.split_seed
     if arguments.packing:
-        split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
-        options = split | _loading_options(arguments, tokenizer)
+        options = _loading_options(arguments, tokenizer) | {"validation_fraction": share, "split_seed": seed}
         pairs = [load_splits(names, **options) for names in parts]
     else:
-        share, seed = arguments.validation_fraction, arguments.split_seed
         pairs = [_documents(arguments, names, tokenizer).split(share, seed) for names in parts]
-    if not arguments.corpus_probabilities:
-        return pairs[0]
     train, held_out = zip(*pairs, strict=True)
     return _mixed(arguments, train), _mixed(arguments, held_out)
 
 
-def _mixed(arguments: DataArguments, corpora: "Sequence[EpisodeSource]") -> "EpisodeSource":
+def _parts(arguments: DataArguments) -> list[list[str]]:
+    """The names of `--corpus`, each source of a mixture alone."""
+    return [[name] for name in arguments.corpus] if arguments.corpus_probabilities else [arguments.corpus]
+
+
+def _mixed(arguments: DataArguments, sources: "Sequence[EpisodeSource]") -> "EpisodeSource":
+    """The mixture of sources if there are probabilities; without, there is one source."""
     from hf_recurrent.data.mixture import Mixture
 
-    return Mixture(corpora, arguments.corpus_probabilities)
+    return Mixture(sources, arguments.corpus_probabilities) if arguments.corpus_probabilities else sources[0]
 
 
 def _loading_options(arguments: DataArguments, tokenizer: Any) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class _Parser(OneSentenceErrors, HfArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command; the data arguments are shared with `pretrain`, so that the split is the same."""
     parser = _Parser(
         (DataArguments,),
         prog="hf-recurrent evaluate",
@@ -48,44 +47,37 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_loading_arguments(parser)
     run = parser.add_argument_group("evaluation")
-    run.add_argument("--split", default="validation", choices=["validation", "train", "all"])
-    run.add_argument("--num_streams", type=int, default=8, help="episodes read in parallel")
-    run.add_argument(
-        "--block_size",
-        "--eval_block_size",
-        type=int,
-        default=1024,
-        help="bytes per block; for models without a state, and with --no_carry, the context window",
-    )
-    run.add_argument(
-        "--quantize",
-        choices=["bfloat16", "int8", "both"],
-        help="round the weights to this type first; both: also without, and print the differences",
-    )
-    run.add_argument("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
-    run.add_argument(
+    add = run.add_argument
+    add("--split", default="validation", choices=["validation", "train", "all"])
+    add("--num_streams", type=int, default=8, help="episodes read in parallel")
+    block = "bytes per block; for models without a state, and with --no_carry, the context window"
+    add("--block_size", "--eval_block_size", type=int, default=1024, help=block)
+    rounding = "round the weights to this type first; both: also without, and print the differences"
+    add("--quantize", choices=["bfloat16", "int8", "both"], help=rounding)
+    add("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
+    add(
         "--frozen",
         action="store_true",
         help="measure also without the short-term memory of counts: nothing adapts inside an episode. Example: "
         "hf-recurrent evaluate runs/memora-tiny-python --frozen",
     )
-    run.add_argument(
+    add(
         "--accounts",
         action="store_true",
         help="print a table of counts alone, the network alone and both, adapting inside an episode and frozen, "
         "next to compressors and PPMd after the same training bytes, which are read again for it",
     )
-    run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
-    run.add_argument(
+    add("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
+    add(
         "--record",
         action="store_true",
         help="add the result to the checkpoint in the directory MODEL: to its record, its card, and on data of "
         "the Hub to .eval_results",
     )
-    run.add_argument("--output", type=Path, help="write the results to this JSON file")
+    add("--output", type=Path, help="write the results to this JSON file")
     add_json_argument(run)
     add_threads_argument(run)
-    run.add_argument("--quiet", action="store_true", help="hide progress bars")
+    add("--quiet", action="store_true", help="hide progress bars")
     return parser
 
 
@@ -102,6 +94,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
     from hf_recurrent.evaluation.counts_alone import bytes_read
+    from hf_recurrent.evaluation.tables import evaluation_table
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
@@ -116,12 +109,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     source.check_model("corpus", model)
     use_threads(arguments.threads, quiet=arguments.quiet)
     carries = not arguments.no_carry and supports_recurrent_state(with_state(model))
-    share = EvaluationShare(
-        batch_size=arguments.num_streams,
-        block_size=arguments.block_size,
-        carry_state=carries,
-        progress=not arguments.quiet,
-    )
+    sizes = {"batch_size": arguments.num_streams, "block_size": arguments.block_size}
+    share = EvaluationShare(**sizes, carry_state=carries, progress=not arguments.quiet)
     if arguments.frozen and not has_count_memory(model):
         raise ValueError(f"`--frozen` needs a count memory; `MODEL` {arguments.model!r} has none.")
     if source.episode_length is None:
@@ -146,52 +135,30 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if arguments.output:
         write_json(results, arguments.output)
     if arguments.record:
-        _record(arguments, model, source, metrics, carries)
-    print(json.dumps(results) if arguments.json else _table(source, metrics, results))
+        from hf_recurrent.hub.evaluation_record import record_evaluation
 
-
-def _record(
-    arguments: argparse.Namespace,
-    model: "PreTrainedModel",
-    source: "EpisodeSource",
-    metrics: dict[str, float],
-    carries: bool,
-) -> None:
-    from hf_recurrent.hub.evaluation_record import record_evaluation
-
-    settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
-    record_evaluation(model, arguments.model, source, metrics, settings)
+        settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
+        record_evaluation(model, arguments.model, source, metrics, settings)
+    print(json.dumps(results) if arguments.json else evaluation_table(source, metrics, results))
 
 
 def _check(arguments: argparse.Namespace) -> None:
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
     check_model_name("MODEL", arguments.model)
-    _check_accounts(arguments)
-    _check_record(arguments)
-
-
-def _check_accounts(arguments: argparse.Namespace) -> None:
-    """Raise a ValueError if `--accounts` does not go with the other arguments."""
-    if not arguments.accounts:
-        return
-    if token_vocabulary(arguments.corpus) is not None:
-        raise ValueError(f"`--accounts` is for documents; `--corpus` is {', '.join(arguments.corpus)}.")
-    others = (("split", "validation"), ("corpus_probabilities", []))
-    for name, default in (*others, ("quantize", None), ("no_carry", False), ("no_compressors", False)):
-        if getattr(arguments, name) != default:
-            raise ValueError(f"`--accounts` cannot be combined with `--{name}`.")
-
-
-def _check_record(arguments: argparse.Namespace) -> None:
-    """Raise a ValueError if the result of these arguments cannot be recorded as one of the checkpoint."""
-    if not arguments.record:
-        return
-    check_checkpoint("MODEL", Path(arguments.model))
-    if arguments.split == "all":
-        raise ValueError("`--record` needs held-out data; `--split` is all, which has the training data too.")
-    if arguments.quantize is not None:
-        raise ValueError("`--record` cannot be combined with `--quantize`: the result is of other weights.")
+    if arguments.accounts:
+        if token_vocabulary(arguments.corpus) is not None:
+            raise ValueError(f"`--accounts` is for documents; `--corpus` is {', '.join(arguments.corpus)}.")
+        others = (("split", "validation"), ("corpus_probabilities", []))
+        for name, default in (*others, ("quantize", None), ("no_carry", False), ("no_compressors", False)):
+            if getattr(arguments, name) != default:
+                raise ValueError(f"`--accounts` cannot be combined with `--{name}`.")
+    if arguments.record:
+        check_checkpoint("MODEL", Path(arguments.model))
+        if arguments.split == "all":
+            raise ValueError("`--record` needs held-out data; `--split` is all, which has the training data too.")
+        if arguments.quantize is not None:
+            raise ValueError("`--record` cannot be combined with `--quantize`: the result is of other weights.")
 
 
 def _measure_all(
@@ -199,36 +166,24 @@ def _measure_all(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The metrics of `source`; and its sums, with the metrics of other weights and of the frozen model if wanted."""
     from hf_recurrent.evaluation.counts_alone import frozen
+    from hf_recurrent.export.weight_types import round_weights
+
+    def measure(weights: str | None) -> dict[str, float]:
+        """The sums of `source.evaluate`, with a copy of the model whose weights are rounded."""
+        measured_model = model if weights is None else copy.deepcopy(model)
+        if weights is not None:
+            round_weights(measured_model, weights)
+        return source.evaluate(measured_model, share)
 
     quantize = arguments.quantize
     weights, others = (None, ["bfloat16", "int8"]) if quantize == "both" else (quantize, [])
-    sums = _measure(source, model, share, weights)
-    rounded = {kind: source.evaluation_metrics(_measure(source, model, share, kind)) for kind in others}
+    sums = measure(weights)
+    rounded = {kind: source.evaluation_metrics(measure(kind)) for kind in others}
     measured: dict[str, Any] = {**sums, "weights": weights, "rounded_weights": rounded}
     if arguments.frozen:
         with frozen(model):
-            measured["frozen"] = source.evaluation_metrics(_measure(source, model, share, weights))
+            measured["frozen"] = source.evaluation_metrics(measure(weights))
     return source.evaluation_metrics(sums), measured
-
-
-def _table(source: "EpisodeSource", metrics: dict[str, float], results: dict[str, Any]) -> str:
-    from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
-
-    if "accounts" in results:
-        return accounts_table(results["accounts"])
-    return bits_table(results) if "bits_per_byte" in metrics else task_table(source, metrics, results)
-
-
-def _measure(
-    source: "EpisodeSource", model: "PreTrainedModel", share: "EvaluationShare", weights: str | None
-) -> dict[str, float]:
-    """The sums of `source.evaluate`, with a copy of the model whose weights are rounded."""
-    if weights is not None:
-        from hf_recurrent.export.weight_types import round_weights
-
-        model = copy.deepcopy(model)
-        round_weights(model, weights)
-    return source.evaluate(model, share)
 
 
 main = command(build_parser, _evaluate)

@@ -39,22 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     optional = "with --learn, also a preset with new weights, or nothing with --inputs"
     add_loading_arguments(parser, takes_presets=True, device="cpu", optional=optional)
-    parser.add_argument(
-        "--format",
-        default="torch",
-        choices=FORMATS,
-        help="torch.export (default), aoti (AOTInductor, for this machine), onnx, executorch, or c (one file)",
-    )
-    parser.add_argument(
-        "--quantize",
-        choices=["bfloat16", "int8"],
-        help="type that large weights are stored in (default: as in the model; in C always int8)",
-    )
-    parser.add_argument(
-        "--weights_file",
-        action="store_true",
-        help="with --format c, write the weights to a binary file, model.weights",
-    )
+    formats = "torch.export (default), aoti (AOTInductor, for this machine), onnx, executorch, or c (one file)"
+    parser.add_argument("--format", default="torch", choices=FORMATS, help=formats)
+    types = "type that large weights are stored in (default: as in the model; in C always int8)"
+    parser.add_argument("--quantize", choices=["bfloat16", "int8"], help=types)
+    binary = "with --format c, write the weights to a binary file, model.weights"
+    parser.add_argument("--weights_file", action="store_true", help=binary)
     _add_learning_arguments(parser)
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     add_json_argument(parser)
@@ -62,39 +52,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
-    learning = parser.add_argument_group("a learner")
-    learning.add_argument(
+    add = parser.add_argument_group("a learner").add_argument
+    add(
         "--learn",
         action="store_true",
         help="with --format c, write a program that predicts and learns from every byte of a stream, as `learn` does, "
         "or from every vector",
     )
-    learning.add_argument(
-        "--inputs", type=int, metavar="N", help="learn vectors of N measurements; MODEL is new and left out"
-    )
-    learning.add_argument(
-        "--targets",
-        type=int,
-        metavar="N",
-        help="learn N values that are given with every vector, a regression, instead of the next vector",
-    )
-    learning.add_argument("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
-    learning.add_argument(
-        "--learning_rate", type=float, help="may be changed in C (default: 3e-5; with new weights 1e-3)"
-    )
-    learning.add_argument(
+    add("--inputs", type=int, metavar="N", help="learn vectors of N measurements; MODEL is new and left out")
+    targets = "learn N values that are given with every vector, a regression, instead of the next vector"
+    add("--targets", type=int, metavar="N", help=targets)
+    add("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
+    add("--learning_rate", type=float, help="may be changed in C (default: 3e-5; with new weights 1e-3)")
+    add(
         "--numbers",
         choices=NUMBERS,
         help="type of moments and sensitivities: float32 (default), or bfloat16 with stochastic rounding, which takes "
         "less memory; int16: matrices in fixed point too",
     )
-    learning.add_argument(
-        "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
-    )
-    learning.add_argument(
-        "--config_overrides", nargs="+", metavar="NAME=VALUE", help="fields of the configuration of a new model"
-    )
-    learning.add_argument("--seed", type=int, help="seed of new weights (default: 0)")
+    add("--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode")
+    add("--config_overrides", nargs="+", metavar="NAME=VALUE", help="fields of the configuration of a new model")
+    add("--seed", type=int, help="seed of new weights (default: 0)")
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -121,19 +99,11 @@ def _export(arguments: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
     model = load_model(auto_class_of(name), name, dtype=arguments.dtype, **options)
-    tokenizer = None
-    if getattr(model.config, "input_size", None) is None:
-        tokenizer = load_tokenizer(name, **options)
+    reads_tokens = getattr(model.config, "input_size", None) is None
+    settings = {"runtime": arguments.format, "weights": arguments.quantize, "weights_file": arguments.weights_file}
+    settings["tokenizer"] = load_tokenizer(name, **options) if reads_tokens else None
     move_to_device(model, arguments)
-    specification = save_exported_step(
-        model.eval(),
-        folder,
-        runtime=arguments.format,
-        tokenizer=tokenizer,
-        weights=arguments.quantize,
-        weights_file=arguments.weights_file,
-    )
-    _report(folder, specification.program, arguments)
+    _report(folder, save_exported_step(model.eval(), folder, **settings).program, arguments)
 
 
 def _report(folder: Path, program: str, arguments: argparse.Namespace) -> None:

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 # Other name → name. A command that has the first as a flag of its own keeps it.
-ALIASES = {
-    "max_bytes": "max_eval_bytes",
-    "optimizer": "optim",
-    "rule": "method",
-}
+ALIASES = {"max_bytes": "max_eval_bytes", "optimizer": "optim", "rule": "method"}
 # Argument of a function → arguments of commands that set it, for errors that come from within.
 _ARGUMENTS_OF = {
     "batch_size": ("num_streams",),
@@ -38,14 +34,9 @@ _FLAG = re.compile(r"--(\w[\w-]*)(?==|$)")
 
 
 def normalize(words: Sequence[str], known: Iterable[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Words of a command line with the parser's spelling of every flag.
+    """Words of a command line with the parser's spelling of every flag, and {name without dashes: flag as typed}.
 
-    Args:
-        words: the command line.
-        known: flags of the parser, such as "--block_size"; None to take every word with two dashes for one.
-
-    Returns:
-        The words, and a dictionary from the name of each flag, without dashes, to the flag that was typed.
+    `known` are the flags of the parser, such as "--block_size"; None takes every word with two dashes for one.
     """
     known, result, typed = None if known is None else set(known), [], {}
     for index, word in enumerate(words):
@@ -67,9 +58,7 @@ def normalize(words: Sequence[str], known: Iterable[str] | None) -> tuple[list[s
 def name_typed(message: str, typed: dict[str, str]) -> str:
     """The message with the arguments that were typed, in place of arguments of functions and other spellings.
 
-    Args:
-        message: it has names of functions' arguments as `name`, and commands' as `--name` or `NAME`.
-        typed: of [`normalize`], and names of positional arguments, such as "model": "MODEL".
+    `typed` is the result of [`normalize`] with names of positional arguments, such as "model": "MODEL".
     """
 
     def replace(match: re.Match) -> str:
@@ -96,7 +85,7 @@ def named(**arguments: str) -> Iterator[None]:
 
 
 def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise a ValueError that names the first word that is not a flag of a parser, and the nearest flag."""
+    """Raise a ValueError for the first word that is not a flag of a parser."""
     known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     for word in normalize(words, known)[0]:
         if word == "--":

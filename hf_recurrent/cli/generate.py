@@ -14,6 +14,7 @@ from hf_recurrent.cli.parsing import (
     check_parent,
     command,
     dataclass_of,
+    read_text,
 )
 from hf_recurrent.cli.sampling_arguments import add_sampling_arguments, given_sampling, sampling_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -30,28 +31,25 @@ def build_parser() -> argparse.ArgumentParser:
         description="Continue texts. New text is printed to standard output, everything else to standard error.",
     )
     add_loading_arguments(parser)
-    text = parser.add_argument_group("text to continue: the state, then the file, then the prompt")
-    text.add_argument("--prompt", nargs="+", default=[], help="one or more texts")
-    text.add_argument("--prompt_file", type=Path, help="a file of any size to read first")
-    text.add_argument("--state", type=Path, help="a file written by --save_state")
-    text.add_argument("--save_state", type=Path, help="save the state after the new text to this file")
+    add = parser.add_argument_group("text to continue: the state, then the file, then the prompt").add_argument
+    add("--prompt", nargs="+", default=[], help="one or more texts")
+    add("--prompt_file", type=Path, help="a file of any size to read first")
+    add("--state", type=Path, help="a file written by --save_state")
+    add("--save_state", type=Path, help="save the state after the new text to this file")
     new = parser.add_argument_group("new text")
-    new.add_argument("--max_new_tokens", type=int, default=200, help="0 only reads, for --save_state (default: 200)")
+    add = new.add_argument
+    add("--max_new_tokens", type=int, default=200, help="0 only reads, for --save_state (default: 200)")
     add_sampling_arguments(new)
-    new.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    new.add_argument("--num_beams", type=int, default=1, help="beam search, printed when finished")
-    new.add_argument("--num_continuations", type=int, default=1, help="of the text, which is read once")
-    new.add_argument("--regex", help="a regular expression that the new text matches as a whole")
-    new.add_argument("--json_schema", type=Path, help="a file with a JSON schema for the new text")
-    new.add_argument(
-        "--draft", help="a smaller recurrent model that proposes text; directory or owner/name on the Hub"
-    )
-    new.add_argument("--draft_tokens", type=int, default=3, help="tokens proposed at a time (default: 3)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--num_beams", type=int, default=1, help="beam search, printed when finished")
+    add("--num_continuations", type=int, default=1, help="of the text, which is read once")
+    add("--regex", help="a regular expression that the new text matches as a whole")
+    add("--json_schema", type=Path, help="a file with a JSON schema for the new text")
+    add("--draft", help="a smaller recurrent model that proposes text; directory or owner/name on the Hub")
+    add("--draft_tokens", type=int, default=3, help="tokens proposed at a time (default: 3)")
     add_threads_argument(new)
-    new.add_argument(
-        "--quantize", choices=["bfloat16", "int8"], help="type of the weights in single steps on a CPU, for speed"
-    )
-    new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
+    add("--quantize", choices=["bfloat16", "int8"], help="type of the weights in single steps on a CPU, for speed")
+    add("--quiet", action="store_true", help="hide the progress bar while reading")
     add_json_argument(new)
     return parser
 
@@ -92,7 +90,6 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _quantize(weights: str, model: "PreTrainedModel") -> None:
-    """Compile the model's step with narrow weights."""
     if not hasattr(model, "compile_step"):
         raise ValueError(f"`--quantize` is {weights!r}, but {type(model).__name__} has no compiled step.")
     try:
@@ -144,10 +141,7 @@ def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
 
     if arguments.regex is not None:
         return RegexConstraint(arguments.regex)
-    try:
-        return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`--json_schema` is {str(arguments.json_schema)!r}, which is not UTF-8 text.") from error
+    return JsonSchemaConstraint(read_text("--json_schema", arguments.json_schema))
 
 
 main = command(build_parser, _generate)

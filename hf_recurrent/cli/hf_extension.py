@@ -24,12 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _register(arguments: argparse.Namespace) -> None:
-    """Write the extension's manifest, with the command of this environment.
-
-    Raises:
-        FileNotFoundError: the package was not installed with its command.
-        ValueError: another extension has the name.
-    """
+    """Write the extension's manifest, with the command of this environment."""
     from huggingface_hub.cli.extensions import EXTENSIONS_ROOT, ExtensionManifest
 
     program = shutil.which("hf-recurrent", path=str(Path(sys.executable).parent))

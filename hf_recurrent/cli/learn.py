@@ -44,18 +44,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_loading_arguments(parser, takes_presets=True)
     parser.set_defaults(dtype="float32")  # bfloat16 rounds small updates away
-    source = parser.add_argument_group("stream")
-    source.add_argument(
+    add = parser.add_argument_group("stream").add_argument
+    add(
         "--source",
         required=True,
         help="a file (.gz and .zst are decompressed), - for standard input, or tcp://127.0.0.1:PORT for a program on "
         "this machine",
     )
-    source.add_argument("--follow", action="store_true", help="wait for data appended to the file, as tail -f does")
-    source.add_argument("--timeout", type=float, help="stop after this many seconds without a byte")
-    source.add_argument("--binary", action="store_true", help="byte 0 is data and does not end an episode")
+    add("--follow", action="store_true", help="wait for data appended to the file, as tail -f does")
+    add("--timeout", type=float, help="stop after this many seconds without a byte")
+    add("--binary", action="store_true", help="byte 0 is data and does not end an episode")
     learning = parser.add_argument_group("learning")
-    learning.add_argument(
+    add = learning.add_argument
+    add(
         "--method",
         default="rtrl",
         choices=METHODS,
@@ -63,13 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
         "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
         "time. (default: rtrl)",
     )
-    learning.add_argument("--block_size", type=int, help="bytes between two updates (default: --stride)")
-    learning.add_argument("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
-    learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
-    learning.add_argument("--table_learning_rate", type=float, help="constant, of tables of n-grams (default: 0.02)")
-    learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
-    learning.add_argument("--no_learn", action="store_true", help="only predict and score")
-    learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
+    add("--block_size", type=int, help="bytes between two updates (default: --stride)")
+    add("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
+    add("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
+    add("--table_learning_rate", type=float, help="constant, of tables of n-grams (default: 0.02)")
+    add("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
+    add("--no_learn", action="store_true", help="only predict and score")
+    add("--seed", type=int, default=0, help="seed of the new weights of a preset")
     add_threads_argument(learning, "CPU threads; more do not help a single stream (default: 1)")
     parser.set_defaults(threads=1)
     _add_output_arguments(parser.add_argument_group("results"))
@@ -77,29 +78,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_output_arguments(output: Any) -> None:
-    output.add_argument("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
-    earlier_run = output.add_mutually_exclusive_group()
-    earlier_run.add_argument("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
-    earlier_run.add_argument(
-        "--restart", action="store_true", help="begin anew in --output_dir, and remove the checkpoints of its run"
-    )
-    output.add_argument("--save_every", type=_count, default=100_000, help="bytes between two checkpoints")
-    output.add_argument("--report_every", type=_count, default=1000, help="bytes between two records")
-    output.add_argument("--window", type=_count, default=10_000, help="bytes of the windowed bits per byte")
-    output.add_argument("--held_out", nargs="+", help="files to measure bits per byte on at every checkpoint")
-    output.add_argument(
-        "--plot", action="store_true", help="plot the records to OUTPUT_DIR/prequential.png at the end"
-    )
+    add, add_one = output.add_argument, output.add_mutually_exclusive_group().add_argument
+    add("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
+    add_one("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
+    add_one("--restart", action="store_true", help="begin anew in --output_dir, and remove the checkpoints of its run")
+    add("--save_every", type=_count, default=100_000, help="bytes between two checkpoints")
+    add("--report_every", type=_count, default=1000, help="bytes between two records")
+    add("--window", type=_count, default=10_000, help="bytes of the windowed bits per byte")
+    add("--held_out", nargs="+", help="files to measure bits per byte on at every checkpoint")
+    add("--plot", action="store_true", help="plot the records to OUTPUT_DIR/prequential.png at the end")
     add_json_argument(output)
-    output.add_argument("--quiet", action="store_true", help="hide progress")
+    add("--quiet", action="store_true", help="hide progress")
 
 
 def update_steps(arguments: argparse.Namespace) -> tuple[int, int]:
-    """(stride, strides per update) of `--block_size` and `--stride`.
-
-    Raises:
-        ValueError: one is below 1, or the stride does not divide the block.
-    """
+    """(stride, strides per update) of `--block_size` and `--stride`."""
     check_at_least(1, arguments, "block_size", "stride")
     stride = arguments.stride or arguments.block_size or 1
     block = arguments.block_size or stride

@@ -42,16 +42,7 @@ def add_loading_arguments(
 
 
 def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
-    """The model in evaluation mode on its device, and its tokenizer.
-
-    Args:
-        arguments: see [`add_loading_arguments`].
-        argument: the argument that holds the name, for messages.
-
-    Raises:
-        FileNotFoundError: the directory does not exist or is not a checkpoint.
-        ValueError: the checkpoint cannot be loaded, or the device does not exist.
-    """
+    """The model in evaluation mode on its device, and its tokenizer; `argument` holds the name, for messages."""
     name = arguments.model
     check_model_name(argument, name, preset_names() if arguments.takes_presets else ())
 
@@ -122,15 +113,7 @@ def check_byte_tokenizer(argument: str, name: str, tokenizer: Any, hint: str = "
 def build_new_model(
     auto_class: Any, preset: str, flag: str, overrides: Sequence[str] = (), **fields: Any
 ) -> "PreTrainedModel":
-    """A model of a preset with new weights.
-
-    Args:
-        flag: the argument that holds `overrides`, for messages.
-        overrides: NAME=VALUE; they take precedence over `fields`.
-
-    Raises:
-        ValueError: the configuration or the model rejects an override, or the model does not fit into memory.
-    """
+    """A model of a preset with new weights; `overrides`, NAME=VALUE of `flag`, take precedence over `fields`."""
     pairs = parse_pairs(flag, overrides)
     try:
         return auto_class.from_config(config_from_preset(preset, **fields | pairs))

@@ -45,7 +45,6 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command at the beginning of `argv`, by default the arguments of the process."""
     command, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     name = command.replace("_", "-")
     prog = f"hf-recurrent {name}" if name in COMMANDS else "hf-recurrent"

@@ -30,11 +30,7 @@ _SHARED_ARGUMENTS = (
 def build_teacher(
     arguments: TeacherArguments, model: PreTrainedModel, model_name: str, is_new: bool
 ) -> SmtTeacherModel:
-    """The teacher of the RNN `model`: a saved one or, if `is_new`, a preset or by default one that matches.
-
-    Raises:
-        ValueError: the model is not an RNN of SMT, or the teacher cannot be loaded.
-    """
+    """The teacher of the RNN `model`: a saved one or, if `is_new`, a preset or by default one that matches."""
     if not isinstance(model.config, SmtRnnConfig):
         raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
     name, overrides, flag = arguments.teacher, arguments.teacher_overrides, "--teacher_overrides"
@@ -65,11 +61,5 @@ def second_phase(trainer: SmtTrainer, arguments: TeacherArguments) -> DmtTrainer
         rollout_length=arguments.dmt_rollout_length,
         **{name: getattr(first, name) for name in _SHARED_ARGUMENTS},
     )
-    return DmtTrainer(
-        trainer.trained_model,
-        trainer.teacher,
-        args,
-        trainer.train_dataset,
-        trainer.eval_dataset,
-        processing_class=trainer.processing_class,
-    )
+    data = trainer.train_dataset, trainer.eval_dataset
+    return DmtTrainer(trainer.trained_model, trainer.teacher, args, *data, processing_class=trainer.processing_class)

@@ -76,9 +76,7 @@ def run_command(
 ) -> _Result:
     """The result of `action` on the parsed arguments; on bad input, exit with one sentence and status 2.
 
-    Args:
-        passes_on: call `action` with the parsed arguments and the list of words that the parser does not know,
-            instead of refusing them.
+    With `passes_on`, words that the parser does not know are not refused, and are the second argument of `action`.
     """
     print_any_text()
     words = sys.argv[1:] if argv is None else argv
@@ -136,11 +134,7 @@ def dataclass_of(kind: Callable[..., _Result], arguments: argparse.Namespace) ->
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """["hidden_size=64", "a=true", "b=1e-3"] → {"hidden_size": 64, "a": True, "b": 0.001}; values are JSON or YAML.
-
-    Raises:
-        ValueError: a pair has no name, or its value is malformed, NaN or infinite.
-    """
+    """["hidden_size=64", "a=true", "b=1e-3"] → {"hidden_size": 64, "a": True, "b": 0.001}; values are JSON or YAML."""
     result = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -179,22 +173,32 @@ def check_file(name: str, path: Path | None) -> None:
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; file not found.")
 
 
+def read_text(name: str, path: Path) -> str:
+    """The text of the file of an argument; raise a ValueError if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{name}` is {str(path)!r}, which is not UTF-8 text.") from error
+
+
 def check_parent(name: str, path: Path | None) -> None:
     """Raise a FileNotFoundError if the directory of a file to be written does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory {str(path.parent)!r} not found.")
 
 
+def check_output(name: str, path: Path | None) -> None:
+    """As [`check_parent`]; raise an IsADirectoryError if the file is a directory."""
+    check_parent(name, path)
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(f"`{name}` is {str(path)!r}; it must be a file, not a directory.")
+
+
 def check_model_name(argument: str, name: str, others: Iterable[str] = ()) -> None:
     """Raise a FileNotFoundError if a name can only be a directory, and that is missing or not a checkpoint.
 
     A file is a ValueError. A name with one slash may be owner/name on the Hub, unless its first part is a directory
-    here: downloads of a missing repository are retried for a minute.
-
-    Args:
-        argument: the argument that holds the name, for messages.
-        name: directory, or owner/name on the Hub.
-        others: further names to suggest, of presets.
+    here: downloads of a missing repository are retried for a minute. `others` are further names to suggest.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():

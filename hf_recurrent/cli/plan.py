@@ -1,4 +1,4 @@
-"""`hf-recurrent plan`: memory and time of a training run, before it starts."""
+"""`hf-recurrent plan`: memory and time of a training run, or of a server, before it starts."""
 
 import argparse
 import dataclasses
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_recurrent.cli import plan_serve
 from hf_recurrent.cli.imports import import_libraries
+from hf_recurrent.cli.loading import add_loading_arguments, load_or_build
 from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_least, run_command
 
 if TYPE_CHECKING:
@@ -36,25 +36,34 @@ def build_parser() -> argparse.ArgumentParser:
         "hf-recurrent plan serve MODEL counts the states and users of a server.",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config_file", metavar="FILE", help="of accelerate launch, or ddp.yaml, fsdp2.yaml, ... of "
         "hf_recurrent/recipes/accelerate; by default every process has a copy of the model"
     )  # fmt: skip
-    parser.add_argument(
-        "--processes", type=int, help="number of processes, one per GPU; by default as in --config_file, else 1"
+    add("--processes", type=int, help="number of processes, one per GPU; by default as in --config_file, else 1")
+    memory = "of one process, or of flash and RAM with --target; says whether the run fits"
+    add("--memory", type=parse_size, metavar="SIZE", help=memory)
+    add("--target", choices=["c"], help="plan the programs of `export --format c` instead of training")
+    add("--inputs", type=int, help="number of measurements of a learner, with --target c, as in `export`")
+    add("--targets", type=int, help="with --inputs, values that are learned from them, as in `export`")
+    add("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
+    add_json_argument(parser)
+    return parser
+
+
+def build_serve_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="hf-recurrent plan serve",
+        description="Count the memory of a text of a server, and measure its steps on one core. MODEL may\n"
+        "be the name of a preset.",
+        epilog="example:\n  hf-recurrent plan serve memora-s0 --rows 64 --user_rate 20",
     )
-    parser.add_argument(
-        "--memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="of one process, or of flash and RAM with --target; says whether the run fits",
-    )
-    parser.add_argument("--target", choices=["c"], help="plan the programs of `export --format c` instead of training")
-    parser.add_argument(
-        "--inputs", type=int, help="number of measurements of a learner, with --target c, as in `export`"
-    )
-    parser.add_argument("--targets", type=int, help="with --inputs, values that are learned from them, as in `export`")
-    parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
+    add_loading_arguments(parser, takes_presets=True, device="cpu")
+    add = parser.add_argument
+    add("--rows", type=int, default=64, help="texts that generate at a time (default: 64)")
+    add("--user_rate", type=float, default=20.0, help="tokens per second of a user who waits (default: 20)")
+    add("--seed", type=int, default=0, help="of a preset's weights (default: 0)")
     add_json_argument(parser)
     return parser
 
@@ -72,9 +81,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with `argv`, by default the arguments of the process; status 1 if the run does not fit."""
     words = sys.argv[1:] if argv is None else argv
     if list(words[:1]) == ["serve"]:
-        return plan_serve.main(words[1:])
-    if not run_command(build_parser(), argv, _check_and_plan, passes_on=True):
+        run_command(build_serve_parser(), words[1:], _plan_serve)
+    elif not run_command(build_parser(), argv, _check_and_plan, passes_on=True):
         raise SystemExit(1)
+
+
+def _plan_serve(arguments: argparse.Namespace) -> None:
+    check_at_least(1, arguments, "rows")
+    if not arguments.user_rate > 0:
+        raise ValueError(f"`--user_rate` is {arguments.user_rate}; it must be more than 0.")
+    model, _ = load_or_build(arguments)
+
+    from hf_recurrent.planning.serving_capacity import serving_capacity
+
+    try:
+        found = serving_capacity(model, arguments.rows, arguments.user_rate)
+    except TypeError as error:
+        raise ValueError(f"`MODEL` is {arguments.model!r}: {error}") from error
+    print(json.dumps(dataclasses.asdict(found)) if arguments.json else found.describe(arguments.model))
 
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:

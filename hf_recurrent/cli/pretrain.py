@@ -11,9 +11,8 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import yaml
@@ -32,11 +31,9 @@ from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.parsing import check_model_name, explain_memory, one_line
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
-from hf_recurrent.cli.pretrain_help import is_help, print_help
 from hf_recurrent.cli.pretrain_report import (
     describe_result,
     describe_run,
-    draw_samples,
     print_accounts,
     print_samples,
     print_summary,
@@ -73,8 +70,7 @@ _TRAINERS = {
 }
 
 
-@dataclass
-class Run:
+class Run(NamedTuple):
     """A run that is ready to start, with checked arguments."""
 
     arguments: PretrainArguments
@@ -90,9 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     begin, run = time.time(), None
     argv = list(sys.argv[1:] if argv is None else argv)
-    if is_help(argv):
-        print_help(argv)
-        return
     typed = normalize(argv, None)[1]
     with _terminable(), redirect_stdout(sys.stderr) if "json" in typed else nullcontext():
         try:
@@ -120,11 +113,8 @@ def _train(run: Run, begin: float) -> dict[str, Any]:
     """Train, evaluate, save and report; the results, as `--json` prints them."""
     trainer, output_dir = run.trainer, run.trainer.args.output_dir
     _say(run, describe_run(run.arguments.model.model, trainer, run.checkpoint))
-    if (step := checkpoint_number(run.checkpoint or "") or 0) >= trainer.num_training_steps:
-        _say(
-            run,
-            f"This run is finished: step {step:,} of {trainer.num_training_steps:,}. It is evaluated and saved again.",
-        )
+    if (step := checkpoint_number(run.checkpoint or "") or 0) >= (last := trainer.num_training_steps):
+        _say(run, f"This run is finished: step {step:,} of {last:,}. It is evaluated and saved again.")
     trainer.records.recipe = last_part(run.arguments.recipe)
     result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
@@ -141,8 +131,6 @@ def _train(run: Run, begin: float) -> dict[str, Any]:
     with trainer.model_for_first():
         if trainer.is_world_process_zero():
             print_samples(trainer)
-            if trainer.train_dataset.unit == "pixel":
-                draw_samples(trainer)
             if run.arguments.data.accounts:
                 accounts = print_accounts(trainer, metrics)
     if trainer.is_world_process_zero():
@@ -292,12 +280,9 @@ def _holds_model(directory: str) -> bool:
 def build_model(
     arguments: ModelArguments, vocab_size: int | None = None, *, on_meta: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A preset with new weights or a saved model, and its tokenizer.
+    """A preset with new weights, with `on_meta` by [`build_on_meta`], or a saved model; and its tokenizer.
 
-    Args:
-        arguments: the choice of the model.
-        vocab_size: V of data that is not text; then a preset has no end token, and token ids are written as bytes.
-        on_meta: build a preset without memory for its weights, see [`build_on_meta`].
+    With the V of data that is not text, a preset has no end token, and token ids are written as bytes.
     """
     name, overrides = arguments.model, arguments.config_overrides
     if name in preset_names():

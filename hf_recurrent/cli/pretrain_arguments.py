@@ -56,8 +56,7 @@ class ModelArguments:
         None, "byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
     )
     trust_remote_code: bool = argument(
-        False,
-        "Run the code in the repository of --model, needed only for user-defined classes and units.",
+        False, "Run the code in the repository of --model, needed only for user-defined classes and units."
     )
 
 
@@ -146,12 +145,7 @@ _DEPENDING = {"model": "config_overrides", "per_device_train_batch_size": "gradi
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
-    """Arguments of recipe and command line; the command line takes precedence. Files of `--import` are imported.
-
-    Raises:
-        FileNotFoundError: the recipe does not exist.
-        ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
-    """
+    """Arguments of recipe and command line; the command line takes precedence. Files of `--import` are imported."""
     argv = list(sys.argv[1:] if argv is None else argv)
     method, name, recipe = chosen_recipe(argv)
     typed = normalize(argv, None)[1]

@@ -7,9 +7,8 @@ import ast
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hf_recurrent
 from hf_recurrent.cli.learn import METHODS as RULES
@@ -60,8 +59,7 @@ _OTHERS = (
 )
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     name: str
     default: Any
     help: str
@@ -90,12 +88,7 @@ def print_help(words: Sequence[str]) -> None:
 
 
 def chosen_recipe(words: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
-    """Method, name of the recipe, and recipe of a command line of `pretrain`.
-
-    Raises:
-        FileNotFoundError: the recipe does not exist.
-        ValueError: it is malformed, or the method is unknown.
-    """
+    """Method, name of the recipe, and recipe of a command line of `pretrain`."""
     finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     finder.add_argument("--method")

@@ -54,23 +54,20 @@ def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None
 
 
 def print_samples(trainer: StreamTrainer) -> None:
-    args = trainer.args
-    samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
+    """Print sampled texts, or save a sheet of sampled images."""
+    model, args, data = trainer.trained_model, trainer.args, trainer.train_dataset
+    samples = generate_samples(model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
     for prompt, sample in zip(args.sample_prompts, samples, strict=True):
         print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
-
-
-def draw_samples(trainer: StreamTrainer) -> None:
-    """Save a sheet of images sampled from a model of images."""
-    path = os.path.join(trainer.args.output_dir, _SHEET_FILE)
+    if data.unit != "pixel":
+        return
+    path = os.path.join(args.output_dir, _SHEET_FILE)
     try:
         import_pillow(f"drawing {path}")
     except ImportError as error:
         print(error)
         return
-    save_image_sheet(
-        sample_images(trainer.trained_model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path
-    )
+    save_image_sheet(sample_images(model, _IMAGES_DRAWN, vocab_size=data.vocab_size), path)
     print(f"--- {_IMAGES_DRAWN} samples in {path}")
 
 
@@ -101,10 +98,7 @@ def describe_result(trainer: StreamTrainer, metrics: dict[str, float]) -> str:
 
 
 def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> dict[str, Any] | None:
-    """Print the accounts of a trained model and save them; for much data, print only the command that does.
-
-    Returns the accounts, or None if they were not measured.
-    """
+    """Print the accounts of a trained model, save and return them; for much data, print only the command that does."""
     train, held_out, args = trainer.train_dataset, trainer.eval_dataset, trainer.args
     if not isinstance(held_out, Corpus) or held_out.unit != "byte" or not args.eval_carry_state:
         return None
@@ -112,11 +106,8 @@ def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> dict[st
     if max(held_out.num_bytes, trainer.num_training_steps * args.step_bytes) > _MOST_ACCOUNTED:
         print(f"For the table of counts, network and compressors: hf-recurrent evaluate {args.output_dir} --accounts")
         return None
-    share = EvaluationShare(
-        batch_size=args.per_device_eval_batch_size,
-        block_size=args.eval_block_size,
-        progress=not args.disable_tqdm and sys.stderr.isatty(),
-    )
+    sizes = {"batch_size": args.per_device_eval_batch_size, "block_size": args.eval_block_size}
+    share = EvaluationShare(**sizes, progress=not args.disable_tqdm and sys.stderr.isatty())
     own = {name.removeprefix("eval_"): value for name, value in metrics.items()}
     accounts = measure_accounts(trainer.trained_model, held_out, share, own, read)
     write_json(accounts, Path(args.output_dir, ACCOUNTS_FILE))

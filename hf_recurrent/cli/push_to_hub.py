@@ -30,9 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--base_model", help="owner/name on the Hub of the model that training began with")
     parser.add_argument("--license", help="licence of the weights, as an identifier of the Hub")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
-    parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run the code in PATH of a user-defined recurrent unit"
-    )
+    code = "run the code in PATH of a user-defined recurrent unit"
+    parser.add_argument("--trust_remote_code", action="store_true", help=code)
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     add_json_argument(parser)
     return parser
@@ -46,12 +45,7 @@ def _push(arguments: argparse.Namespace) -> None:
 
     import_libraries()
     from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
-    from hf_recurrent.hub.checkpoint import (
-        narrow_weights,
-        push_checkpoint_to_hub,
-        save_checkpoint_for_hub,
-        stores_bfloat16,
-    )
+    from hf_recurrent.hub import checkpoint
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import Statements, create_model_card, name_repository
 
@@ -66,10 +60,11 @@ def _push(arguments: argparse.Namespace) -> None:
     else:
         statements = Statements(arguments.repo_id, license=arguments.license, base_model=arguments.base_model)
         card = create_model_card(model, statements=statements, curve=True)
-    weights = narrow_weights(model) if stores_bfloat16(arguments.path) else None  # as small as they are in PATH
+    # As small as they are in PATH.
+    weights = checkpoint.narrow_weights(model) if checkpoint.stores_bfloat16(arguments.path) else None
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
-            names = save_checkpoint_for_hub(model, tokenizer, directory, card, state_dict=weights)
+            names = checkpoint.save_checkpoint_for_hub(model, tokenizer, directory, card, state_dict=weights)
             if arguments.json:
                 sizes = {name: Path(directory, name).stat().st_size for name in names}
                 print(json.dumps({"repo_id": arguments.repo_id, "url": None, "bytes": sizes}))
@@ -81,7 +76,7 @@ def _push(arguments: argparse.Namespace) -> None:
         return
     options = {"state_dict": weights, "private": arguments.private or None, "commit_message": arguments.commit_message}
     try:
-        url = push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options)
+        url = checkpoint.push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options)
     except Exception as error:  # errors of the Hub are an OSError that says why
         if not is_connection_error(error):
             raise

@@ -17,12 +17,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """The arguments of a recipe, by its name or from a YAML file; `none` is empty.
-
-    Raises:
-        FileNotFoundError: neither a recipe nor a file has this name.
-        ValueError: the file is not YAML, or does not map arguments to values.
-    """
+    """The arguments of a recipe, by its name or from a YAML file; `none` is empty."""
     if name == "none":
         return {}
     if name in recipe_names():
@@ -42,11 +37,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 def recipe_flags(
     name: str, recipe: Mapping[str, Any], types_of: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Flags for the values of a recipe that a flag can express, and the other values, as defaults.
-
-    Raises:
-        ValueError: an argument takes no list, no mapping, or no null.
-    """
+    """Flags for the values of a recipe that a flag can express, and the other values, as defaults."""
     flags, defaults = [], {}
     for key, value in recipe.items():
         if isinstance(value, float) and value.is_integer():

@@ -59,21 +59,16 @@ def build_parser() -> argparse.ArgumentParser:
     every.add_argument("--all", action="store_true", help="run all experiments, one after another")
     every.add_argument("--overview", action="store_true", help="show the recorded time of each experiment, run none")
     parser.add_argument("--size", default="small", choices=["small", "paper"], help="small: minutes on two cores")
-    parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
-        help="run each row once per seed (small: most 0 1 2; paper: as many as the paper)",
-    )
-    parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
-    parser.add_argument("--hours", type=float, help="begin no row after this many hours; rerun to continue")
+    add = parser.add_argument
+    seeds = "run each row once per seed (small: most 0 1 2; paper: as many as the paper)"
+    add("--seeds", nargs="+", type=int, help=seeds)
+    add("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
+    add("--hours", type=float, help="begin no row after this many hours; rerun to continue")
     add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="LABEL", help="run only rows whose label contains this"
-    )
-    parser.add_argument("--override", nargs="+", default=[], metavar="NAME=VALUE", help="replace settings of all rows")
-    parser.add_argument("--output_dir", "--output-dir", type=Path, default=Path("docs/results"))
-    parser.add_argument("--page", type=Path, help="Markdown page in which to replace the section on this experiment")
+    add("--only", nargs="+", default=[], metavar="LABEL", help="run only rows whose label contains this")
+    add("--override", nargs="+", default=[], metavar="NAME=VALUE", help="replace settings of all rows")
+    add("--output_dir", "--output-dir", type=Path, default=Path("docs/results"))
+    add("--page", type=Path, help="Markdown page in which to replace the section on this experiment")
     return parser
 
 

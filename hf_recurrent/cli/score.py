@@ -6,17 +6,8 @@ from pathlib import Path
 from hf_recurrent.cli.data_arguments import TASK_PREFIX
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import (
-    CommandParser,
-    check_at_least,
-    check_model_name,
-    check_parent,
-    command,
-    dataclass_of,
-)
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, check_output, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
-
-_UNITS = ("byte", "line", "document")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,30 +24,25 @@ def build_parser() -> argparse.ArgumentParser:
         "The end byte counts to the document and its last line.",
     )
     add_loading_arguments(parser)
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="files, directories, globs or hub:owner/name, as for pretrain --corpus; - for standard input",
-    )
-    parser.add_argument("--per", choices=_UNITS, default="document", help="unit of a result (default: document)")
-    parser.add_argument("--output", type=Path, help="write the results to this file, which is complete or absent")
-    parser.add_argument("--text_column", default="text", help="column with the text in JSONL, Parquet and datasets")
-    parser.add_argument("--dataset_split", default="train", help="split of a dataset to read")
-    parser.add_argument("--dataset_config", help="configuration of a Hub dataset")
-    parser.add_argument("--streaming", action="store_true", help="stream a Hub dataset instead of downloading it")
-    parser.add_argument("--binary", action="store_true", help="byte 0 is data; documents have no end byte")
-    parser.add_argument("--block_size", type=int, default=1024, help="bytes per forward pass (default: 1024)")
+    add = parser.add_argument
+    files = "files, directories, globs or hub:owner/name, as for pretrain --corpus; - for standard input"
+    add("files", nargs="+", metavar="FILE", help=files)
+    add("--per", choices=["byte", "line", "document"], default="document", help="unit of a result (default: document)")
+    add("--output", type=Path, help="write the results to this file, which is complete or absent")
+    add("--text_column", default="text", help="column with the text in JSONL, Parquet and datasets")
+    add("--dataset_split", default="train", help="split of a dataset to read")
+    add("--dataset_config", help="configuration of a Hub dataset")
+    add("--streaming", action="store_true", help="stream a Hub dataset instead of downloading it")
+    add("--binary", action="store_true", help="byte 0 is data; documents have no end byte")
+    add("--block_size", type=int, default=1024, help="bytes per forward pass (default: 1024)")
     add_threads_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")
+    add("--quiet", action="store_true", help="hide progress and the summary")
     return parser
 
 
 def _score(arguments: argparse.Namespace) -> None:
     check_at_least(1, arguments, "block_size")
-    check_parent("--output", arguments.output)
-    if arguments.output is not None and arguments.output.is_dir():
-        raise IsADirectoryError(f"`--output` is {str(arguments.output)!r}; it must be a file, not a directory.")
+    check_output("--output", arguments.output)
     if arguments.files.count("-") > 1:
         raise ValueError("`FILE` is - more than once; standard input can be read only once.")
 
@@ -64,7 +50,7 @@ def _score(arguments: argparse.Namespace) -> None:
     import_libraries()
     from hf_recurrent.data.documents import ReadOptions
     from hf_recurrent.data.pixel_readers import pixel_format
-    from hf_recurrent.evaluation.scores import ScoreOptions, read_documents, score_documents
+    from hf_recurrent.evaluation.scores import read_documents, score_documents
 
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
@@ -73,7 +59,8 @@ def _score(arguments: argparse.Namespace) -> None:
     documents, size = read_documents(arguments.files, ReadOptions(*dataset, arguments.binary))
     model, tokenizer = load_recurrent_model(arguments, "; for windows of other models, use evaluate.")
     use_threads(arguments.threads, quiet=arguments.quiet)
-    if not score_documents(dataclass_of(ScoreOptions, arguments), documents, size, model, tokenizer):
+    options = {name: getattr(arguments, name) for name in ("per", "output", "binary", "block_size", "quiet")}
+    if not score_documents(documents, size, model, tokenizer, **options):
         raise ValueError(f"`FILE` is {' '.join(arguments.files)}, which is empty; there is nothing to score.")
 
 

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hf_recurrent
 from hf_recurrent.cli.learn import METHODS
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command, dataclass_of
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command, dataclass_of, read_text
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -45,100 +46,68 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="name of the model for clients (default: the last part of MODEL)")
     _add_network_arguments(parser)
     _add_storage_arguments(parser)
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max_rows", type=int, default=128, help="texts that generate at a time; more take turns (default: 128)"
-    )
-    limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
-    limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
-    limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")
-    limits.add_argument(
-        "--stop_seconds", type=float, default=5.0, help="that requests have left when the server stops (default: 5)"
-    )
-    limits.add_argument("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
-    limits.add_argument(
+    add = parser.add_argument_group("limits").add_argument
+    add("--max_rows", type=int, default=128, help="texts that generate at a time; more take turns (default: 128)")
+    add("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
+    add("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
+    add("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")
+    add("--stop_seconds", type=float, default=5.0, help="that requests have left when the server stops (default: 5)")
+    add("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
+    add(
         "--block",
         type=int,
         help="tokens that a model of transformers reads at once; more than 1 is faster "
         "and reads the last answer again (default: 1 on a CPU, 64 elsewhere)",
     )
     _add_learning_arguments(parser)
-    parser.add_argument(
-        "--processes", type=int, default=1, help="of one port; they share stored texts, not sessions (default: 1)"
-    )
+    add = parser.add_argument
+    add("--processes", type=int, default=1, help="of one port; they share stored texts, not sessions (default: 1)")
     add_threads_argument(parser)
-    parser.add_argument(
-        "--log", metavar="FILE", help="a line of JSON for each request, without its content; - for standard error"
-    )
-    parser.add_argument(
-        "--chat_template", metavar="FILE", help="in place of the tokenizer's; 'default' for hf_recurrent.CHAT_TEMPLATE"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add("--log", metavar="FILE", help="a line of JSON for each request, without its content; - for standard error")
+    template = "in place of the tokenizer's; 'default' for hf_recurrent.CHAT_TEMPLATE"
+    add("--chat_template", metavar="FILE", help=template)
+    add("--quiet", action="store_true", help="print errors only")
     return parser
 
 
 def _add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Address, keys, and who may use the server."""
-    network = parser.add_argument_group("network")
-    network.add_argument(
-        "--host", default="127.0.0.1", help="addresses other than loopback require an API key (default: 127.0.0.1)"
-    )
-    network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
-    network.add_argument("--no_page", action="store_true", help="no page at /")
-    network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
-    network.add_argument(
-        "--api_keys", type=Path, metavar="FILE", help="lines of NAME KEY, or NAME sha256:HASH, and limits of this key"
-    )
-    network.add_argument(
-        "--cors",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="origin whose pages may use the server; * for all",
-    )
-    network.add_argument(
-        "--public",
-        action="store_true",
-        help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
-    )
+    add = parser.add_argument_group("network").add_argument
+    host = "addresses other than loopback require an API key (default: 127.0.0.1)"
+    add("--host", default="127.0.0.1", help=host)
+    add("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
+    add("--no_page", action="store_true", help="no page at /")
+    add("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
+    keys = "lines of NAME KEY, or NAME sha256:HASH, and limits of this key"
+    add("--api_keys", type=Path, metavar="FILE", help=keys)
+    origins = "origin whose pages may use the server; * for all"
+    add("--cors", metavar="ORIGIN", action="append", default=[], help=origins)
+    public = "no key: anyone may use the server; sessions are not listed, and the least recently used make room"
+    add("--public", action="store_true", help=public)
 
 
 def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sessions, and states of other texts."""
-    sessions = parser.add_argument_group("sessions")
-    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
-    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
-    sessions.add_argument(
-        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
-    )
-    texts = parser.add_argument_group("texts that begin alike")
-    texts.add_argument(
-        "--prefix_bytes",
-        type=int,
-        default=1 << 28,
-        help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
-    )
-    texts.add_argument(
-        "--store", metavar="ADDRESS", help="of what servers share: a directory, redis://... or any of fsspec"
-    )
-    texts.add_argument(
-        "--store_bytes", type=int, default=1 << 28, help="bytes in it; the oldest leave (default: 268435456)"
-    )
-    texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
+    add = parser.add_argument_group("sessions").add_argument
+    add("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
+    add("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
+    add("--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)")
+    add = parser.add_argument_group("texts that begin alike").add_argument
+    states = "bytes of stored states of texts; 0 to read every text anew (default: 268435456)"
+    add("--prefix_bytes", type=int, default=1 << 28, help=states)
+    add("--store", metavar="ADDRESS", help="of what servers share: a directory, redis://... or any of fsspec")
+    add("--store_bytes", type=int, default=1 << 28, help="bytes in it; the oldest leave (default: 268435456)")
+    add("--share_prefixes", action="store_true", help="also between clients with other API keys")
 
 
 def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
-    """Learning of the model, or of each session."""
-    learning = parser.add_argument_group("learning")
-    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
-    learning.add_argument(
-        "--adapter_rank", type=int, default=0, help="each of these sessions has weights of its own (default: 0, none)"
-    )
-    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
-    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
-    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
-    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
-    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
+    add = parser.add_argument_group("learning").add_argument
+    add("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
+    adapter = "each of these sessions has weights of its own (default: 0, none)"
+    add("--adapter_rank", type=int, default=0, help=adapter)
+    add("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
+    add("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
+    add("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
+    add("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
+    add("--save_every", type=int, default=100_000, help="bytes between checkpoints")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -172,13 +141,14 @@ def _serve_alone(
     """Serve in this process; without a listening socket, on a new one of the arguments."""
     arguments.learning = _learning(arguments)
     if arguments.learn:
-        model, tokenizer = load_recurrent_model(
-            arguments, "; --learn needs one of hf_recurrent, or a stock model of bytes."
-        )
+        hint = "; --learn needs one of hf_recurrent, or a stock model of bytes."
+        model, tokenizer = load_recurrent_model(arguments, hint)
     else:
         model, tokenizer = load_model_and_tokenizer(arguments)
-    if arguments.chat_template is not None:
-        tokenizer.chat_template = _chat_template(arguments.chat_template)
+    if arguments.chat_template == "default":
+        tokenizer.chat_template = hf_recurrent.CHAT_TEMPLATE
+    elif arguments.chat_template is not None:
+        tokenizer.chat_template = read_text("--chat_template", Path(arguments.chat_template))
     # The page shows bytes.
     settings = dataclasses.replace(settings, has_page=settings.has_page and hasattr(tokenizer, "encode_bytes"))
     use_threads(arguments.threads, quiet=arguments.quiet)
@@ -210,6 +180,7 @@ def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSett
         log = request_log.RequestLog(None if arguments.log == "-" else Path(arguments.log))
         log.take_messages()
     is_local = arguments.host in _LOOPBACK and api_key is None and not (keys or arguments.public)
+    limits = {name: getattr(arguments, name) for name in ("max_body", "max_new_tokens", "stop_seconds")}
     return settings.ServerSettings(
         name=arguments.name or Path(arguments.model).absolute().name,
         api_key=api_key,
@@ -220,17 +191,11 @@ def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSett
         has_page=not arguments.no_page,
         is_public=arguments.public,
         shares_prefixes=arguments.share_prefixes,
-        limits=settings.ServerLimits(
-            max_body=arguments.max_body,
-            max_new_tokens=arguments.max_new_tokens,
-            seconds=arguments.max_seconds,
-            stop_seconds=arguments.stop_seconds,
-        ),
+        limits=settings.ServerLimits(seconds=arguments.max_seconds, **limits),
     )
 
 
 def _report(arguments: argparse.Namespace, settings: "ServerSettings", listener: "socket.socket") -> None:
-    """Say where a model is served."""
     if not arguments.quiet:
         host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         address = f"http://{host}:{listener.getsockname()[1]}"
@@ -250,6 +215,7 @@ def _common_store(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
+    has_key_file = arguments.api_keys is not None
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, "processes", "block", *names)
     check_at_least(0, arguments, "adapter_rank", "port", "prefix_bytes", "store_bytes", "stop_seconds")
@@ -262,13 +228,12 @@ def _check(arguments: argparse.Namespace) -> str | None:
     api_key = arguments.api_key if arguments.api_key is not None else os.environ.get(_KEY_VARIABLE)
     if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
         raise ValueError("`--api_key` is empty or has characters that a header cannot have.")
-    if api_key is not None and arguments.api_keys is not None:
+    has_key = api_key is not None or has_key_file
+    if api_key is not None and has_key_file:
         raise ValueError("`--api_keys` does not go with `--api_key` and its variable; add the key to the file.")
-    if arguments.public and (
-        api_key is not None or arguments.api_keys is not None or arguments.session_dir is not None or arguments.learn
-    ):
+    if arguments.public and (has_key or arguments.session_dir is not None or arguments.learn):
         raise ValueError("`--public` does not go with an API key, `--session_dir` or `--learn`.")
-    if api_key is None and arguments.api_keys is None and arguments.host not in _LOOPBACK and not arguments.public:
+    if not has_key and arguments.host not in _LOOPBACK and not arguments.public:
         raise ValueError(
             f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}, "
             "or `--api_keys`."
@@ -284,17 +249,6 @@ def _check(arguments: argparse.Namespace) -> str | None:
     if arguments.output_dir is not None and not arguments.learn:
         raise ValueError(f"`--output_dir` is {str(arguments.output_dir)!r}, which needs `--learn`.")
     return api_key
-
-
-def _chat_template(name: str) -> str:
-    if name == "default":
-        from hf_recurrent import CHAT_TEMPLATE
-
-        return CHAT_TEMPLATE
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`--chat_template` is {name!r}, which is not UTF-8 text.") from error
 
 
 def _learning(arguments: argparse.Namespace) -> "Learning | None":

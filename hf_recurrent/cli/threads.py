@@ -62,12 +62,8 @@ def add_threads_argument(parser: Any, help: str = HELP) -> None:
 def use_threads(given: int | None, *, quiet: bool = False, checkpoint: str | os.PathLike | None = None) -> None:
     """Set torch's number of threads, and say on standard error how many and why unless they were given.
 
-    Without a number and without [`observe`], as in a call from Python, the number stays as it is.
-
-    Args:
-        given: `--threads`.
-        quiet: say nothing.
-        checkpoint: that is resumed; on its number of threads the last bits depend.
+    Without a number and without [`observe`], as in a call from Python, the number stays as it is. A run that resumes a
+    checkpoint takes its number, on which the last bits depend.
     """
     import torch
 
@@ -82,10 +78,7 @@ def use_threads(given: int | None, *, quiet: bool = False, checkpoint: str | os.
 
 @contextmanager
 def thread_count(count: int) -> Iterator[None]:
-    """Use this number of CPU threads inside `with`.
-
-    One is enough for small steps, where threads mostly wait for each other, and gives the same bits everywhere.
-    """
+    """Use this number of CPU threads inside `with`; one is enough for small steps, with the same bits everywhere."""
     import torch
 
     before = torch.get_num_threads()

@@ -28,7 +28,6 @@ def add_model_classes() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command of transformers at the beginning of `argv`, by default the arguments of the process."""
     parser = CommandParser(prog="hf-recurrent transformers", add_help=False, allow_abbrev=False)
     words = run_command(parser, argv, lambda arguments, words: words, passes_on=True)
     if not words or words[0] in ("-h", "--help"):  # without the imports of every command

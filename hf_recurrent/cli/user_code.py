@@ -22,10 +22,6 @@ def import_user_code(names: Sequence[str]) -> None:
     """Import files (`my_units.py`) and modules (`my_package.units`).
 
     The directory of a file is added to the end of `sys.path`, where processes that load data find it too.
-
-    Raises:
-        FileNotFoundError: there is no such file or module.
-        ValueError: it fails, or another module has the name of the file.
     """
     for name in names:
         if name.endswith(".py") or os.sep in name or Path(name).is_file():

@@ -1,7 +1,6 @@
-"""`hf-recurrent watch LOG ...`: show the unusual lines of logs as they grow."""
+"""`hf-recurrent watch LOG ...`: show the unusual lines of logs as they grow; `watch learn` and `watch ignore`."""
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,10 +8,13 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli import watch_evaluate
 from hf_recurrent.cli.parsing import (
     CommandParser,
     check_at_least,
+    check_output,
     check_parent,
+    command,
     dataclass_of,
     run_command,
 )
@@ -22,8 +24,6 @@ from hf_recurrent.watch.log_records import FORMATS
 if TYPE_CHECKING:
     from hf_recurrent.watch.watch_run import WatchRun
 
-# First word → module with its `main`; a log of that name is `./learn`.
-_ACTIONS = {"learn": "watch_learn", "evaluate": "watch_evaluate", "ignore": "watch_ignore"}
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -47,99 +47,138 @@ def build_parser() -> argparse.ArgumentParser:
         "--exec gets the event as JSON on standard input and in WATCH_ variables.",
     )
     add_watch_arguments(parser)
-    reading = parser.add_argument_group("following")
-    reading.add_argument(
-        "--no_follow", dest="follow", action="store_false", help="read the files from beginning to end, then stop"
-    )
-    reading.add_argument(
-        "--history",
-        type=_bytes,
-        default=64_000,
-        metavar="N",
-        help="start N bytes before the end of a file that exists, such as 2M, or all (default: 64k)",
-    )
-    reading.add_argument("--save_every", type=float, default=300, metavar="SECONDS", help="between saves of the state")
-    output = parser.add_argument_group("alarms")
-    output.add_argument("--metrics", type=int, metavar="PORT", help="serve Prometheus metrics on 127.0.0.1:PORT")
-    output.add_argument("--exec", dest="alert_command", metavar="COMMAND", help="run this command for each event")
-    output.add_argument("--webhook", metavar="URL", help="post each event as JSON, again after failures")
+    add = parser.add_argument_group("following").add_argument
+    add("--no_follow", dest="follow", action="store_false", help="read the files from beginning to end, then stop")
+    history = "start N bytes before the end of a file that exists, such as 2M, or all (default: 64k)"
+    add("--history", type=_bytes, default=64_000, metavar="N", help=history)
+    add("--save_every", type=float, default=300, metavar="SECONDS", help="between saves of the state")
+    add = parser.add_argument_group("alarms").add_argument
+    add("--metrics", type=int, metavar="PORT", help="serve Prometheus metrics on 127.0.0.1:PORT")
+    add("--exec", dest="alert_command", metavar="COMMAND", help="run this command for each event")
+    add("--webhook", metavar="URL", help="post each event as JSON, again after failures")
     return parser
 
 
 def add_watch_arguments(parser: Any) -> None:
     """The arguments of `watch` that `watch learn` shares."""
     parser.add_argument("logs", nargs="+", metavar="LOG", help="files, patterns such as '*.log', or -")
-    reading = parser.add_argument_group("reading")
-    reading.add_argument(
-        "--format",
-        choices=FORMATS,
-        metavar="FORMAT",
-        default="auto",
-        help=f"of the records: {', '.join(FORMATS)} (default: auto, which recognizes them)",
+    add = parser.add_argument_group("reading").add_argument
+    formats = f"of the records: {', '.join(FORMATS)} (default: auto, which recognizes them)"
+    add("--format", choices=FORMATS, metavar="FORMAT", default="auto", help=formats)
+    add("--rotated", action="store_true", help="begin with the rotated files: LOG.2.gz, LOG.1, ...")
+    add("--max_line_bytes", type=int, default=4096, metavar="N", help="read only the first N of a line")
+    add("--redact", action="store_true", help="replace passwords, keys, mail addresses, ... first")
+    patterns = "replace these, too; may be repeated"
+    add("--redact_pattern", action="append", default=[], metavar="REGEX", help=patterns)
+    add = parser.add_argument_group("judging").add_argument
+    false_alarms = "share of the lines of a log to flag while nothing is wrong (default: 0.01)"
+    add("--false_alarms", type=float, default=0.01, metavar="RATE", help=false_alarms)
+    add("--alarms_per_day", type=float, metavar="N", help="flag about N events per day of the log's own time")
+    add("--session", metavar="REGEX", help="names a session, such as 'req-\\w+' (default: detected)")
+    idle = "idle time after which a session has ended (default: 1800; lines, in a log without times)"
+    add("--session_idle", type=float, default=1800, metavar="SECONDS", help=idle)
+    add = parser.add_argument_group("results").add_argument
+    add("--explain", action="store_true", help="show the nearest line that came before, too")
+    add("--json", action="store_true", help="print every event as a line of JSON")
+    add("--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
+    add("--output", type=Path, metavar="FILE", help="append every line as JSON, flagged or not")
+    add("--output_sessions", type=Path, metavar="FILE", help="append every session that ends as JSON")
+    add("--output_events", type=Path, metavar="FILE", help="append every event as JSON")
+    add("--output_dir", type=Path, metavar="DIR", help="state (default: runs/watch-LOG)")
+    add("--restart", action="store_true", help="forget the state in --output_dir and begin anew")
+    add("--quiet", action="store_true", help="hide everything but events and problems")
+
+
+def build_learn_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="hf-recurrent watch learn",
+        description="Read logs from beginning to end, and write a page with their templates, how\n"
+        "often each came, and what would have been flagged. A watch of the same logs\n"
+        "continues with what was learned.",
+        epilog="examples:\n"
+        "  hf-recurrent watch learn app.log     # runs/watch-app.log/learned.html\n"
+        "  hf-recurrent watch learn app.log --rotated --page report.html\n"
+        "  hf-recurrent watch app.log           # continues at the end of app.log",
     )
-    reading.add_argument("--rotated", action="store_true", help="begin with the rotated files: LOG.2.gz, LOG.1, ...")
-    reading.add_argument(
-        "--max_line_bytes", type=int, default=4096, metavar="N", help="read only the first N of a line"
+    add_watch_arguments(parser)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="HTML (default: learned.html in --output_dir)")
+    parser.set_defaults(follow=False, history=None, save_every=300.0, metrics=None, alert_command=None, webhook=None)
+    return parser
+
+
+def build_ignore_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="hf-recurrent watch ignore",
+        description="Say that events are usual: they are not shown again, by a watch that runs now or\n"
+        "later. An event is a reason and a template of lines; its ID is in brackets.",
+        epilog="examples:\n  hf-recurrent watch ignore 3f9a01bc --output_dir runs/watch-app.log",
     )
-    reading.add_argument("--redact", action="store_true", help="replace passwords, keys, mail addresses, ... first")
-    reading.add_argument(
-        "--redact_pattern", action="append", default=[], metavar="REGEX", help="replace these, too; may be repeated"
-    )
-    judging = parser.add_argument_group("judging")
-    judging.add_argument(
-        "--false_alarms",
-        type=float,
-        default=0.01,
-        metavar="RATE",
-        help="share of the lines of a log to flag while nothing is wrong (default: 0.01)",
-    )
-    judging.add_argument(
-        "--alarms_per_day", type=float, metavar="N", help="flag about N events per day of the log's own time"
-    )
-    judging.add_argument("--session", metavar="REGEX", help="names a session, such as 'req-\\w+' (default: detected)")
-    judging.add_argument(
-        "--session_idle",
-        type=float,
-        default=1800,
-        metavar="SECONDS",
-        help="idle time after which a session has ended (default: 1800; lines, in a log without times)",
-    )
-    output = parser.add_argument_group("results")
-    output.add_argument("--explain", action="store_true", help="show the nearest line that came before, too")
-    output.add_argument("--json", action="store_true", help="print every event as a line of JSON")
-    output.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
-    output.add_argument("--output", type=Path, metavar="FILE", help="append every line as JSON, flagged or not")
-    output.add_argument("--output_sessions", type=Path, metavar="FILE", help="append every session that ends as JSON")
-    output.add_argument("--output_events", type=Path, metavar="FILE", help="append every event as JSON")
-    output.add_argument("--output_dir", type=Path, metavar="DIR", help="state (default: runs/watch-LOG)")
-    output.add_argument("--restart", action="store_true", help="forget the state in --output_dir and begin anew")
-    output.add_argument("--quiet", action="store_true", help="hide everything but events and problems")
+    parser.add_argument("events", nargs="+", metavar="ID", help="of an event, such as 3f9a01bc")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="of the watch (default: the only one in runs)")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _ACTIONS:
-        importlib.import_module(f"hf_recurrent.cli.{_ACTIONS[words[0]]}").main(words[1:])
+        _ACTIONS[words[0]](words[1:])
         return
     parser = build_parser()
     with ExitStack() as stack:
-        run = run_command(parser, words, lambda arguments: stack.enter_context(open_run(arguments)))
+        run = run_command(parser, words, lambda arguments: stack.enter_context(_open(arguments)))
         with checked_output(parser.error):
             run.watch()
 
 
-def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]":
-    """The run of parsed arguments.
+def _learn(words: Sequence[str]) -> None:
+    def open_learning(arguments: argparse.Namespace) -> "tuple[WatchRun, Path]":
+        check_parent("--page", arguments.page)
+        run = stack.enter_context(_open(arguments))
+        return run, arguments.page or arguments.output_dir / "learned.html"
 
-    Raises:
-        OSError, ValueError, ImportError: an argument is not allowed, or a file cannot be used.
-    """
+    with ExitStack() as stack:
+        run, page = run_command(build_learn_parser(), words, open_learning)
+        from hf_recurrent.watch.learned_page import RateHistory, learned_page
+
+        found = {log.name: (log, RateHistory(), []) for log in run.logs}
+        for log, rates, _ in found.values():
+            log.on_line = rates.add
+        run.on_event = lambda log, event: found[log.name][2].append(event)
+        run.watch()
+        page.write_text(learned_page([*found.values()]), encoding="utf-8", errors="replace")
+        if not run.options.quiet:
+            print(f"A page about what is usual: {page}", file=sys.stderr if run.options.json else sys.stdout)
+
+
+def _ignore(arguments: argparse.Namespace) -> None:
+    from hf_recurrent.watch.events import IgnoredEvents
+    from hf_recurrent.watch.saved_state import FILE
+
+    directory = arguments.output_dir
+    if directory is None:
+        found = sorted(path.parent for path in Path("runs").glob(f"watch-*/{FILE}"))
+        if len(found) != 1:
+            raise ValueError(
+                f"`--output_dir` is missing, and `runs` has {len(found)} watches; name the one to change."
+            )
+        directory = found[0]
+    if not (directory / FILE).is_file():
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, which has no state of a watch.")
+    ignored = IgnoredEvents(directory)
+    for event in arguments.events:
+        ignored.add(event)
+    print(f"Events of this kind are not shown again by the watch in {directory}: {', '.join(arguments.events)}.")
+
+
+def _open(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]":
     from hf_recurrent.watch.compressed_log import expand_logs
     from hf_recurrent.watch.watch_run import OUTPUTS, WatchOptions, open_watch
     from hf_recurrent.watch.watched_log import WatchSettings
 
     _check(arguments, OUTPUTS)
-    arguments.output_dir = arguments.output_dir or default_directory(arguments.logs)
+    if arguments.output_dir is None:
+        names = "+".join("stdin" if log == "-" else os.path.basename(log).replace("*", "_") for log in arguments.logs)
+        arguments.output_dir = Path("runs", f"watch-{names}"[:100])
     logs = expand_logs(arguments.logs)
     doubled = [log for log in logs if logs.count(log) > 1]
     if doubled:
@@ -151,11 +190,6 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
     return open_watch(dataclass_of(WatchOptions, arguments), dataclass_of(WatchSettings, arguments), logs)
 
 
-def default_directory(logs: Sequence[str]) -> Path:
-    names = "+".join("stdin" if log == "-" else os.path.basename(log).replace("*", "_") for log in logs)
-    return Path("runs", f"watch-{names}"[:100])
-
-
 def _check(arguments: argparse.Namespace, outputs: Sequence[str]) -> None:
     check_at_least(1, arguments, "max_line_bytes")
     if not arguments.save_every > 0:
@@ -163,10 +197,7 @@ def _check(arguments: argparse.Namespace, outputs: Sequence[str]) -> None:
     if arguments.metrics is not None and not 0 <= arguments.metrics < 1 << 16:
         raise ValueError(f"`--metrics` is {arguments.metrics}; it must be a port, from 0 to 65535.")
     for name in outputs:
-        path = getattr(arguments, name)
-        check_parent(f"--{name}", path)
-        if path is not None and path.is_dir():
-            raise IsADirectoryError(f"`--{name}` is {str(path)!r}; it must be a file, not a directory.")
+        check_output(f"--{name}", getattr(arguments, name))
 
 
 def _bytes(text: str) -> int | None:
@@ -180,3 +211,7 @@ def _bytes(text: str) -> int | None:
     if not 0 <= value < 2**62:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 64k or 2M, or all")
     return int(value)
+
+
+# First word → its `main`; a log of that name is `./learn`.
+_ACTIONS = {"learn": _learn, "evaluate": watch_evaluate.main, "ignore": command(build_ignore_parser, _ignore)}

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("lines", type=Path, metavar="LOG", help="the log; may be compressed")
     parser.add_argument("labels", type=Path, nargs="?", metavar="LABELS", help="a label a line, or CSV of sessions")
-    parser.add_argument(
-        "--label_column", type=int, metavar="N", help="word of a line that is its label; it is removed"
-    )
+    column = "word of a line that is its label; it is removed"
+    parser.add_argument("--label_column", type=int, metavar="N", help=column)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results to this JSON file")
     add_json_argument(parser)
     return parser
@@ -49,28 +48,25 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     log = read_labelled_log(arguments.lines, arguments.labels, arguments.label_column)
     result, names = run_engine(log.lines), [*(log.session_labels or ())]
     if log.session_labels is None:
-        labels, scores = log.line_labels, result.line_scores
-        peers = {name: lambda peer=peer: peer(log.lines) for name, peer in LINE_PEERS.items()}
+        labels, scores, peers, read = log.line_labels, result.line_scores, LINE_PEERS, log.lines
     else:
         labels, scores = [*log.session_labels.values()], [result.sessions.get(name, 0.0) for name in names]
-        sessions = find_sessions(log.lines, names)
-
-        def of_sessions(peer: Callable) -> list[float]:
-            found = dict(zip(sessions.names, peer(sessions), strict=True))
-            return [found.get(name, 0.0) for name in names]
-
-        peers = {name: lambda peer=peer: of_sessions(peer) for name, peer in SESSION_PEERS.items()}
+        peers, read = SESSION_PEERS, find_sessions(log.lines, names)
     rows = [_row("watch", scores, labels, result.seconds)]
     if names:
         rows[0]["sessions_found"] = sum(name in result.sessions for name in names) / len(names)
-    for name, peer in peers.items():
+    for detector, peer in peers.items():
         begin = time.perf_counter()
         try:
-            scores = list(peer())
+            scores = list(peer(read))
         except ImportError as error:
-            print(f"Without {name} ({error}): pip install 'hf-recurrent[peers]'.", file=sys.stderr)
+            print(f"Without {detector} ({error}): pip install 'hf-recurrent[peers]'.", file=sys.stderr)
             continue
-        rows.append(_row(name, scores, labels, time.perf_counter() - begin))
+        seconds = time.perf_counter() - begin
+        if log.session_labels is not None:
+            found = dict(zip(read.names, scores, strict=True))
+            scores = [found.get(name, 0.0) for name in names]
+        rows.append(_row(detector, scores, labels, seconds))
     for row in rows:
         row["lines_per_second"] = round(len(log.lines) / max(row.pop("seconds"), 1e-9))
     text = json.dumps(rows, indent=1, default=float).replace("NaN", "null")
@@ -82,10 +78,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         _print(rows, "sessions" if names else "lines")
 
 
-def _row(name: str, scores: Iterable[float], labels: Sequence[bool], seconds: float) -> dict[str, Any]:
+def _row(name: str, scores: Sequence[float], labels: Sequence[bool], seconds: float) -> dict[str, Any]:
     from hf_recurrent.watch.evaluation import auroc, average_precision, precision_at
 
-    anomalous, scores = sum(labels), list(scores)
+    anomalous = sum(labels)
     values = auroc(scores, labels), average_precision(scores, labels), precision_at(scores, labels, anomalous)
     sizes = {"detector": name, "count": len(labels), "anomalous": anomalous}
     return sizes | dict(zip(_COLUMNS.values(), values, strict=True)) | {"seconds": seconds}

@@ -18,7 +18,7 @@ from hf_recurrent.learning_rules.compiled_program import CompiledReading
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
+from hf_recurrent.modeling.block.recurrent_state import detach_state
 
 _LARGEST_STRIDE = 1 << 16
 _RATES = 100  # different learning rates, from the first to the last
@@ -57,6 +57,19 @@ class AdaptiveSettings:
             raise ValueError(f"`rule` is {self.rule!r}; it must be one of {', '.join(RULES)}.")
 
 
+class _PlainReading:
+    """The attributes of [`CompiledReading`], in plain torch."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._model, self.state = model, model.init_state(1)
+
+    def read(self, token: int) -> None:
+        # With gradients: without them, the step would be compiled again after every update.
+        with torch.enable_grad():
+            output = self._model(torch.tensor([[token]]), state=self.state, use_cache=True)
+        self.state, self.logits = detach_state(output.state), output.logits[0].detach().float()
+
+
 class AdaptivePredictor(Predictor):
     """A recurrent byte-level model that reads one stream byte by byte, and learns in place after every T bytes.
 
@@ -68,7 +81,7 @@ class AdaptivePredictor(Predictor):
 
     def __init__(self, model: PreTrainedModel, size: int, settings: AdaptiveSettings):
         check_model(model)
-        super().__init__(streams=1)
+        super().__init__(1)
         self._model, self._size, self._settings = model.eval(), size, settings
         parameters = [weight for weight in model.parameters() if weight.requires_grad]
         use_sparse_gradients(model)
@@ -77,44 +90,24 @@ class AdaptivePredictor(Predictor):
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         rule = build_learning_rule(settings.rule, model)
         self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride, updates_each=True)
-        self._reading: CompiledReading | None = None
         if settings.compiled:
             self._learning.require_compiled()
             self._reading = CompiledReading(model)
         else:
             self._learning.use_plain_torch()
+            self._reading = _PlainReading(model)
         self._carried = rule.init_carried(1)
         self._unlearned = bytearray()  # the last byte that was learned from, and all since
         self._done = 0  # bytes learned from
-        # The state before the unlearned bytes, and, in plain torch, the state after all bytes.
-        self._block_state = self._plain_state = model.init_state(1)
+        self._block_state = model.init_state(1)  # before the unlearned bytes
 
     def read(self, tokens: np.ndarray) -> None:
         token = int(tokens[0])
         self._unlearned.append(token)
         if len(self._unlearned) > self._settings.stride:
             self._learn()
-        if self._reading is not None:
-            self._reading.read(token)
-            self.logits = finite(self._reading.logits.numpy())
-            return
-        # With gradients: without them, the step would be compiled again after every update.
-        with torch.enable_grad():
-            output = self._model(torch.tensor([[token]]), state=self._plain_state, use_cache=True)
-        self._plain_state = detach_state(output.state)
-        self.logits = finite(output.logits[0].detach().float().numpy())
-
-    @property
-    def _state(self) -> RecurrentState:
-        """After all bytes."""
-        return self._plain_state if self._reading is None else self._reading.state
-
-    @_state.setter
-    def _state(self, state: RecurrentState) -> None:
-        if self._reading is None:
-            self._plain_state = state
-        else:
-            self._reading.state = state
+        self._reading.read(token)
+        self.logits = finite(self._reading.logits.numpy())
 
     def _learn(self) -> None:
         """Learn to predict the last T bytes, each from the bytes before it."""
@@ -131,7 +124,7 @@ class AdaptivePredictor(Predictor):
             self._learning.update(1.0, settings.max_grad_norm)
         except NonFiniteLossError:
             self._block_state = self._model.init_state(1)
-        self._state = self._block_state
+        self._reading.state = self._block_state
         del self._unlearned[:-1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +137,7 @@ class AdaptivePredictor(Predictor):
             "unlearned": list(self._unlearned),
             "done": self._done,
             "block_state": dict(self._block_state),
-            "state": dict(self._state),
+            "state": dict(self._reading.state),
             "logits": torch.from_numpy(self.logits),
         }
 
@@ -153,7 +146,7 @@ class AdaptivePredictor(Predictor):
         load_optimizer_state(self._optimizer, values["optimizer"])
         self._unlearned, self._done = bytearray(values["unlearned"]), values["done"]
         # Copies, because rounding may depend on where a tensor lies.
-        self._carried, self._block_state, self._state = (
+        self._carried, self._block_state, self._reading.state = (
             {name: tensor.clone() for name, tensor in values[part].items()}
             for part in ("carried", "block_state", "state")
         )

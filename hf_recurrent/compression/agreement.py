@@ -30,14 +30,7 @@ NEWEST = 2
 
 
 def new_network(number: int = NEWEST) -> "PreTrainedModel":
-    """A `memora-tiny` of half its width with new weights, always the same.
-
-    Args:
-        number: which one; archives name it.
-
-    Raises:
-        ValueError: there is no network of this number.
-    """
+    """A `memora-tiny` of half its width with new weights, always the same; archives name it by its number."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -67,9 +60,6 @@ def new_header(
 
     Args:
         is_new: `model` is the [`new_network`], which a decoder makes again.
-
-    Raises:
-        ValueError: the model does not read bytes or is on another device, or another argument is not allowed.
     """
     check_integer("streams", streams, 1, _MOST_STREAMS)
     if model is None:
@@ -103,11 +93,7 @@ def new_header(
 
 
 def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
-    """The model that was given, or, for an archive that needs no other, its new network.
-
-    Raises:
-        ArchiveError: this release has no such network.
-    """
+    """The model that was given, or, for an archive that needs no other, its new network."""
     number = header.settings.get(_NEW)
     if model is not None or header.network is None or not number:
         return model

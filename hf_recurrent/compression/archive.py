@@ -40,40 +40,25 @@ class ArchiveError(ValueError):
 
 
 class NetworkRecord(NamedTuple):
-    """The values that tie an archive to a network and its arithmetic.
+    """The values that tie an archive to a network and its arithmetic."""
 
-    Args:
-        weights: hash of the weights (16 hexadecimal digits).
-        fingerprint: hash of the network's arithmetic (8 hexadecimal digits).
-        kernel: version of torch and instruction set that made the archive, for messages only.
-    """
-
-    weights: str
-    fingerprint: str
-    kernel: str
+    weights: str  # hash, 16 hexadecimal digits
+    fingerprint: str  # hash of the arithmetic, 8 hexadecimal digits
+    kernel: str  # version of torch and instruction set that made the archive, for messages only
 
 
 @dataclass(frozen=True)
 class Header:
-    """The values that a decoder needs.
+    """The values that a decoder needs."""
 
-    Args:
-        size: bytes of the data.
-        counts: version of the count memory, 0 without one.
-        network: None if counts predict alone.
-        settings: JSON values that differ from the defaults.
-        release: of the package that made the archive, for messages only.
-    """
-
-    size: int
-    counts: int
-    network: NetworkRecord | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    release: str = __version__
+    size: int  # bytes of the data
+    counts: int  # version of the count memory, 0 without one
+    network: NetworkRecord | None = None  # None if counts predict alone
+    settings: dict[str, Any] = field(default_factory=dict)  # JSON values that differ from the defaults
+    release: str = __version__  # of the package that made the archive, for messages only
 
 
 def write_header(file: IO[bytes], header: Header) -> None:
-    """Write the beginning of an archive."""
     settings = json.dumps(header.settings, separators=(",", ":")).encode() if header.settings else b""
     release, network = header.release.encode()[:255], b""
     if header.network is not None:
@@ -86,16 +71,19 @@ def write_header(file: IO[bytes], header: Header) -> None:
 
 
 def read_header(file: IO[bytes], length: int) -> Header:
-    """Read the beginning of an archive that has `length` bytes.
-
-    Raises:
-        ArchiveError: the file is not an archive, of another version, or damaged.
-    """
+    """Read the beginning of an archive that has `length` bytes."""
     start = file.read(_FIXED.size)
     if start[: len(MAGIC)] != MAGIC:
         raise ArchiveError("it is not an archive of hf-recurrent compress.")
-    if len(start) > len(MAGIC) and start[len(MAGIC)] != VERSION:
-        raise ArchiveError(_other_version(start[len(MAGIC)]))
+    if len(start) > len(MAGIC) and (version := start[len(MAGIC)]) < VERSION:
+        raise ArchiveError(
+            f"its format has version {version}, of a development version before hf-recurrent 0.1.0; this release "
+            f"reads version {VERSION}: decompress it with the version that made it."
+        )
+    if len(start) > len(MAGIC) and version > VERSION:
+        raise ArchiveError(
+            f"its format has version {version}, of a later release; this release reads version {VERSION}: update it."
+        )
     if len(start) < _FIXED.size:
         raise ArchiveError("it ends within its header.")
     _, _, size, counts = _FIXED.unpack(start)
@@ -114,15 +102,6 @@ def read_header(file: IO[bytes], length: int) -> Header:
     if size > length // _BLOCK.size * BLOCK_DATA:
         raise ArchiveError(f"it is damaged or cut off: {length:,} bytes are too few for {size:,} bytes of data.")
     return Header(size, counts, network, settings, release)
-
-
-def _other_version(version: int) -> str:
-    if version < VERSION:
-        return (
-            f"its format has version {version}, of a development version before hf-recurrent 0.1.0; this release "
-            f"reads version {VERSION}: decompress it with the version that made it."
-        )
-    return f"its format has version {version}, of a later release; this release reads version {VERSION}: update it."
 
 
 def _read_network(record: bytes) -> NetworkRecord | None:
@@ -150,11 +129,7 @@ class Block(NamedTuple):
 
 
 def read_block(file: IO[bytes], done: int) -> Block:
-    """The next block, after blocks of `done` bytes.
-
-    Raises:
-        ArchiveError: the block is cut off or damaged.
-    """
+    """The next block, after blocks of `done` bytes."""
     try:
         size, length, checksum, data_checksum = _BLOCK.unpack(_read(file, _BLOCK.size))
         stored, length = length >= _STORED, length % _STORED

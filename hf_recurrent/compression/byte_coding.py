@@ -93,13 +93,7 @@ def empty_counts(size: int, large: bool = True) -> Counts:
 
 
 class ByteCoding:
-    """Encodes or decodes bytes, and learns from them.
-
-    Args:
-        streams: B.
-        predictor: the network; None for counts alone.
-        counts: None for the network alone.
-    """
+    """Encodes or decodes bytes, and learns from them, with a network, with counts, or with both."""
 
     def __init__(self, streams: int, predictor: "Predictor | None", counts: Counts | None):
         self.streams, self.counts = streams, counts

@@ -30,7 +30,7 @@ _MOST_CODE = 17  # bytes of code that a byte may take
 
 
 def no_progress(done: int) -> None:
-    """Show nothing."""
+    pass
 
 
 class Parts:
@@ -62,17 +62,12 @@ class Parts:
 def encode(
     data: np.ndarray, archive: IO[bytes], coding: ByteCoding, step: int = 0, progress: Progress = no_progress
 ) -> Iterator[tuple[int, int]]:
-    """Append the blocks of the data, uint8, to an archive.
+    """Append the blocks of the data, uint8, to an archive; yield the next step and the bytes done after each block.
 
     Args:
-        data: in memory or mapped from a file.
         archive: positioned after its header, or after the block that ended before `step`.
         coding: before the byte of `step`.
-        step: where to begin.
-        progress: called within a block.
-
-    Yields:
-        The next step and the number of bytes done, after each block.
+        progress: called with the number of bytes done, several times in a block and after it; it may raise to stop.
     """
     parts = Parts(len(data), coding.streams)
     while step < parts.steps:
@@ -86,7 +81,9 @@ def encode(
             step += count
             _report(progress, parts, step)
         write_block(archive, block, encoder.finish())
-        yield step, parts.bytes_before(step)
+        done = parts.bytes_before(step)
+        yield step, done
+        progress(done)
 
 
 def decode(
@@ -97,13 +94,7 @@ def decode(
     step: int = 0,
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, int]]:
-    """Decode the blocks of an archive to `output`; arguments and yields as for [`encode`].
-
-    A block is written only after its checksum matches.
-
-    Raises:
-        ArchiveError: a block is damaged, or decodes to other bytes than were compressed.
-    """
+    """Decode the blocks of an archive to `output`, each after its checksum matches; otherwise as [`encode`]."""
     parts = Parts(header.size, coding.streams)
     while step < parts.steps:
         done = parts.bytes_before(step)
@@ -122,6 +113,7 @@ def decode(
             output.write(piece)
         step += steps
         yield step, done + block.size
+        progress(done + block.size)
     if archive.read(1):
         raise ArchiveError("it continues after its last block.")
 

@@ -94,8 +94,8 @@ def compress_to(
     """Append the archive of data, uint8, to a file that may be a pipe. Arguments as for [`compress_file`]."""
     with new_coding(header, model) as coding:
         write_header(output, header)
-        for _, done in encode(data, output, coding, progress=progress):
-            progress(done)
+        for _ in encode(data, output, coding, progress=progress):
+            pass
 
 
 def decompress_to(
@@ -105,31 +105,31 @@ def decompress_to(
     model: "PreTrainedModel | None" = None,
     progress: Progress = no_progress,
 ) -> None:
-    """Write the data of an archive of `length` bytes to a file that can seek, from its beginning.
-
-    Raises:
-        ArchiveError: as [`decompress`].
-    """
-    header = read_header(archive, length)
-    model = model_of(header, model)
-    check_header(header, model)
+    """Write the data of an archive of `length` bytes to a file that can seek, from its beginning."""
+    header, model = _checked_header(archive, length, model)
     with new_coding(header, model) as coding:
-        for _, done in decode(archive, header, output, coding, progress=progress):
-            progress(done)
+        for _ in decode(archive, header, output, coding, progress=progress):
+            pass
 
 
 def decompress_to_pipe(
-    output: IO[bytes],
-    archive: IO[bytes],
-    length: int,
-    model: "PreTrainedModel | None" = None,
-    progress: Progress = no_progress,
+    output: IO[bytes], archive: IO[bytes], length: int, model: "PreTrainedModel | None", progress: Progress
 ) -> None:
     """As [`decompress_to`], for a pipe: nothing of an archive that is damaged anywhere is written."""
     with tempfile.TemporaryFile() as whole:
         decompress_to(whole, archive, length, model, progress)
         whole.seek(0)
         shutil.copyfileobj(whole, output)
+
+
+def _checked_header(
+    archive: IO[bytes], length: int, model: "PreTrainedModel | None"
+) -> "tuple[Header, PreTrainedModel | None]":
+    """The header at the beginning of an archive, and its model; an ArchiveError if it cannot be decoded here."""
+    header = read_header(archive, length)
+    model = model_of(header, model)
+    check_header(header, model)
+    return header, model
 
 
 def default_streams(size: int, adaptive: "AdaptiveSettings | None") -> int:
@@ -143,13 +143,7 @@ def mapped(source: Path) -> np.ndarray:
 
 
 def check_output(output: Path, *, force: bool, resume: bool) -> None:
-    """Check before work begins that the output may be written, and that the kernel was built.
-
-    Raises:
-        FileExistsError: the file exists, or unfinished work.
-        IsADirectoryError: it is a directory.
-        ImportError: the compiled kernel was not built.
-    """
+    """Raise an error before work begins if the output may not be written, or the kernel was not built."""
     require_kernel()
     if output.is_dir():
         raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
@@ -194,10 +188,8 @@ def compress_file(
             progress(saved["done"])
         else:
             write_header(archive, header)
-        save = _Saving(output, archive, identity, coding)
-        for step, done in encode(data, archive, coding, saved["step"], progress):
-            save(step=step, done=done, position=archive.tell())
-            progress(done)
+        blocks = encode(data, archive, coding, saved["step"], progress)
+        _code(blocks, output, archive, archive, identity, coding)
 
 
 def decompress_file(
@@ -217,9 +209,7 @@ def decompress_file(
         OSError: a file cannot be read or written.
     """
     with source.open("rb") as archive:
-        header = read_header(archive, source.stat().st_size)
-        model = model_of(header, model)
-        check_header(header, model)
+        header, model = _checked_header(archive, source.stat().st_size, model)
         identity = {"source": _identity(source)}
         with new_coding(header, model) as coding, _unfinished_file(output) as file:
             saved = _load_progress(output, identity, coding)
@@ -228,10 +218,8 @@ def decompress_file(
                 progress(saved["done"])
             else:
                 file.truncate(0)
-            save = _Saving(output, file, identity, coding)
-            for step, done in decode(archive, header, file, coding, saved["step"], progress):
-                save(step=step, done=done, position=archive.tell())
-                progress(done)
+            blocks = decode(archive, header, file, coding, saved["step"], progress)
+            _code(blocks, output, file, archive, identity, coding)
 
 
 def _identity(path: Path) -> list[Any]:
@@ -282,20 +270,16 @@ def _directories(directory: Path) -> list[Path]:
 
 
 def _load_progress(output: Path, identity: dict[str, Any], coding: ByteCoding) -> dict[str, int]:
-    """Restore the coding; returns the step, the number of bytes done and the position in the archive.
-
-    Raises:
-        ValueError: OUTPUT.partial belongs to something else, or is damaged.
-    """
-    directory = _partial_directory(output)
+    """Restore the coding; returns the step, the number of bytes done and the position in the archive."""
+    directory, begin = _partial_directory(output), {"step": 0, "done": 0, "position": 0}
     if not _directories(directory):
-        return {"step": 0, "done": 0, "position": 0}
+        return begin
     from hf_recurrent.checkpoints.files import list_checkpoints, load_tree, reading_checkpoint, remove_staging
 
     remove_staging(directory)
     saved = list_checkpoints(directory)
     if not saved:
-        return {"step": 0, "done": 0, "position": 0}
+        return begin
     with reading_checkpoint(saved[-1]):
         values = load_tree(saved[-1], _PROGRESS)
         if values["identity"] != identity:
@@ -304,33 +288,31 @@ def _load_progress(output: Path, identity: dict[str, Any], coding: ByteCoding) -
     return values
 
 
-class _Saving:
-    """Saves everything needed to continue after the bytes that were written to a file, twice a minute at most."""
+def _code(
+    blocks: Iterator[tuple[int, int]],
+    output: Path,
+    file: IO[bytes],
+    archive: IO[bytes],
+    identity: dict[str, Any],
+    coding: ByteCoding,
+) -> None:
+    """Code all blocks, and twice a minute at most, save what is needed to continue after those that are in `file`."""
+    last = time.monotonic()
+    for step, done in blocks:
+        if time.monotonic() - last < _SECONDS_BETWEEN_SAVES:
+            continue
+        from hf_recurrent.checkpoints import files as checkpoints
 
-    def __init__(self, output: Path, file: IO[bytes], identity: dict[str, Any], coding: ByteCoding):
-        self._directory, self._file, self._identity, self._coding = _partial_directory(output), file, identity, coding
-        self._last = time.monotonic()
-
-    def __call__(self, **values: int) -> None:
-        """Save after a block, with these values of [`_load_progress`]."""
-        if time.monotonic() - self._last < _SECONDS_BETWEEN_SAVES:
-            return
-        from hf_recurrent.checkpoints.files import (
-            list_checkpoints,
-            new_staging_directory,
-            publish_directory,
-            save_tree,
-        )
-
-        _sync(self._file)
-        before = list_checkpoints(self._directory)
-        directory = self._directory / f"checkpoint-{values['step']}"
-        staging = new_staging_directory(directory)
-        save_tree({"identity": self._identity, "coding": self._coding.state_dict(), **values}, staging, _PROGRESS)
-        publish_directory(staging, directory)
+        _sync(file)
+        before = checkpoints.list_checkpoints(_partial_directory(output))
+        directory = _partial_directory(output) / f"checkpoint-{step}"
+        staging = checkpoints.new_staging_directory(directory)
+        values = {"identity": identity, "coding": coding.state_dict(), "step": step, "done": done}
+        checkpoints.save_tree(values | {"position": archive.tell()}, staging, _PROGRESS)
+        checkpoints.publish_directory(staging, directory)
         for path in before:
             shutil.rmtree(path)
-        self._last = time.monotonic()
+        last = time.monotonic()
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -4,7 +4,6 @@ Shape letters: B streams, V vocabulary.
 """
 
 import hashlib
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,11 @@ _BYTES = 256
 _PROBE = b"def main():\n    print('0')\n"
 
 
-class Predictor(ABC):
+class Predictor:
     """Predicts the next byte of each of B streams, then reads it.
+
+    A subclass has `read(tokens)`, which reads the next byte (B,) of every stream and predicts the one after it, and
+    `state_dict()` and `load_state_dict(values)` with JSON values and tensors.
 
     Attributes:
         streams: B.
@@ -30,18 +32,6 @@ class Predictor(ABC):
     def __init__(self, streams: int):
         self.streams = streams
         self.logits = np.zeros((streams, _BYTES), np.float32)
-
-    @abstractmethod
-    def read(self, tokens: np.ndarray) -> None:
-        """Read the next byte (B,) of every stream, and predict the one after it."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """JSON values and tensors for [`load_state_dict`]."""
-
-    @abstractmethod
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Continue from the values of [`state_dict`]."""
 
 
 class FrozenPredictor(Predictor):

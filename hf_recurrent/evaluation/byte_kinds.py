@@ -44,11 +44,7 @@ def context_kinds(document: bytes, training: KnownWindows) -> np.ndarray:
 
 
 def document_losses(model: Any, document: Corpus) -> tuple[np.ndarray, np.ndarray]:
-    """Nats of the bytes from the second on, by the model and by its network alone: (T - 1,) each.
-
-    Args:
-        document: a corpus of a single document.
-    """
+    """Nats of a corpus of one document from the second byte on, by model and network alone: (T - 1,) each."""
     parts = []
     with evaluation_mode(model), torch.inference_mode():
         for block in carried_token_losses(model, EvaluationStreams(document, 1, _BLOCK), 1):
@@ -61,13 +57,7 @@ def document_losses(model: Any, document: Corpus) -> tuple[np.ndarray, np.ndarra
 def bits_by_kind(
     models: Mapping[str, Any], held_out: Corpus, training: bytes, *, progress: bool = True
 ) -> dict[str, Any]:
-    """Bits per byte of every kind of byte, for every model and its network.
-
-    Args:
-        models: name → a model, or counts alone.
-        held_out: the documents.
-        training: bytes that the models were trained on.
-        progress: show a progress bar.
+    """Bits per byte of every kind of byte, for every model, or counts alone, and its network.
 
     Returns:
         `shares`, {kind: share of the bytes}; `bits_per_byte`, {name: {kind: bits per byte}}, with the names of the
@@ -97,7 +87,5 @@ def bits_by_kind(
 
 def _members(kinds: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """1 where a byte is of a kind, in the order of the names: (kinds, T - 1)."""
-    rows = [np.ones(len(kinds))]
-    rows += [kinds == number for number in range(len(KINDS))]
-    rows += [contexts == number for number in range(len(CONTEXTS))]
-    return np.stack(rows).astype(float)
+    kinds_of, contexts_of = (np.arange(len(names))[:, None] for names in (KINDS, CONTEXTS))
+    return np.concatenate([np.ones((1, len(kinds))), kinds == kinds_of, contexts == contexts_of])

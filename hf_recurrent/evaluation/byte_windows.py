@@ -27,12 +27,7 @@ def is_repeated(hashes: np.ndarray) -> np.ndarray:
 
 
 class KnownWindows:
-    """The windows of a text.
-
-    Args:
-        data: the text.
-        length: bytes of a window.
-    """
+    """The windows of `length` bytes of a text."""
 
     def __init__(self, data: bytes, length: int) -> None:
         self.length = length

@@ -31,17 +31,9 @@ def has_ppmd() -> bool:
 
 
 def ppmd_bits_per_byte(corpus: Corpus, before: bytes = b"", *, orders: Sequence[int] = ORDERS) -> dict[int, float]:
-    """Bits per byte of PPMd over all episodes, each compressed after the same bytes.
+    """Order → bits per byte of PPMd over all episodes, each compressed after the same bytes.
 
     The size of an episode is size(before + episode) - size(before); without bytes before, its size alone.
-
-    Args:
-        corpus: the episodes, compressed as the bytes of their token ids.
-        before: bytes that the compressor reads before each episode.
-        orders: maximum lengths of contexts.
-
-    Returns:
-        Order → 8 · added bytes / bytes.
 
     Raises:
         ImportError: pyppmd is not installed.
@@ -87,15 +79,7 @@ COMPRESSORS: dict[str, Callable[[bytes], int]] = {
 
 
 def compressed_bits_per_byte(corpus: Corpus, *, progress: bool = True) -> dict[str, float]:
-    """Bits per byte of gzip, bz2 and xz at their highest level, over all episodes.
-
-    Args:
-        corpus: the episodes, compressed as the bytes of their token ids.
-        progress: show a progress bar.
-
-    Returns:
-        Compressor name → 8 · compressed bytes / bytes.
-    """
+    """Compressor → bits per byte of gzip, bz2 and xz at their highest level, over all episodes."""
     totals = dict.fromkeys(COMPRESSORS, 0)
 
     def sizes(index: int) -> tuple[int, list[int]]:

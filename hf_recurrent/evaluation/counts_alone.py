@@ -29,29 +29,18 @@ from hf_recurrent.modeling.contexts.document_learning import DocumentLearning
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """The first steps of streams of a corpus.
-
-    Args:
-        corpus: the training documents.
-        num_streams: B.
-        block_size: T.
-        seed: of the order of documents.
-        steps: number of blocks of every stream.
-        count_bytes: of other documents that a count memory read before, as in the arguments of the run.
-        planned_steps: steps of the run as planned when these were chosen.
-    """
+    """The first steps of streams of a corpus."""
 
     corpus: Corpus
-    num_streams: int
-    block_size: int
-    seed: int
-    steps: int
-    count_bytes: float = 0.0
-    planned_steps: int = 0
+    num_streams: int  # B
+    block_size: int  # T
+    seed: int  # of the order of documents
+    steps: int  # number of blocks of every stream
+    count_bytes: float = 0.0  # of other documents that a count memory read before, as in the arguments of the run
+    planned_steps: int = 0  # of the run, when these documents were chosen
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes, in all streams."""
         return self.num_streams * self.block_size * self.steps
 
     @cached_property
@@ -107,11 +96,7 @@ def bytes_read(provenance: Provenance, corpus: Corpus) -> TrainingBytes | str:
 
 
 class CountsAlone(StatefulModel, nn.Module):
-    """A count memory that predicts without a network, to be evaluated like a model.
-
-    Args:
-        memory: the memory; its mixing weights should have learned without a network too ([`learn_counts`]).
-    """
+    """A count memory that predicts without a network, as [`learn_counts`] makes it, to be evaluated like a model."""
 
     integer_state_parts = frozenset({STATE_PART})
     device, dtype = torch.device("cpu"), torch.float32
@@ -130,20 +115,13 @@ class CountsAlone(StatefulModel, nn.Module):
         state: RecurrentState | None = None,
         reset_mask: torch.Tensor | None = None,
     ) -> TokenLosses:
-        """Losses of the targets of a block; arguments as for the model's `token_losses`."""
         counts = self.init_state(len(input_ids))[STATE_PART] if state is None else state[STATE_PART]
         nats, _, counts = self.count_memory.read(input_ids, counts, None, reset_mask, targets=shift_labels)
         return TokenLosses(nats, nats, {STATE_PART: counts})
 
 
 def learn_counts(shape: MemoryShape, read: TrainingBytes, *, progress: bool = True) -> CountMemory:
-    """A memory that has read the bytes of a run in the run's order, and learned as in the run, but without a network.
-
-    Args:
-        shape: sizes of the memory.
-        read: the bytes.
-        progress: show a progress bar.
-    """
+    """A memory that has read the bytes of a run in the run's order, and learned as there, but without a network."""
     memory = CountMemory(shape)
     documents = DocumentLearning(memory, read.num_streams)
     bar = tqdm(total=read.num_bytes, unit="B", unit_scale=True, desc="counting", disable=not progress, leave=False)
@@ -183,13 +161,7 @@ def replaced_memory(model: nn.Module, replacement: Callable[[CountMemory], Count
 
 
 def frozen(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside the block, a language model has the [`frozen_memory`] of its count memory.
-
-    Raises:
-        ValueError: the model has no count memory.
-    """
-    if not any(isinstance(part, CountMemory) for part in model.modules()):
-        raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
+    """Inside the block, a language model has the [`frozen_memory`] of its count memory."""
     return replaced_memory(model, frozen_memory)
 
 

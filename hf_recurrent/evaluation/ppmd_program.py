@@ -43,7 +43,6 @@ def size_in_fork(encoder: pyppmd.Ppmd7Encoder, data: bytes) -> int:
 
 
 def main() -> None:
-    """Print the size of every file on standard input."""
     order, memory = map(int, sys.argv[1:])
     before, *files = read_parts(sys.stdin.buffer)
     encoder = pyppmd.Ppmd7Encoder(order, memory)

@@ -81,11 +81,7 @@ def sample_continuations(
 
 def measure_samples(prompts: Sequence[bytes], samples: Sequence[bytes], training: KnownWindows) -> dict[str, float]:
     """Share of texts that parse, of windows of 30 bytes from the training text, and of windows of 20 bytes that repeat
-    an earlier one of their sample.
-
-    Args:
-        training: the windows of 30 bytes of the training text.
-    """
+    an earlier one of their sample."""
     copied = [training.contains(window_hashes(sample, COPIED)) for sample in samples]
     repeated = [is_repeated(window_hashes(sample, REPEATED)) for sample in samples]
     parsing = [np.array([parses(prompt + sample)]) for prompt, sample in zip(prompts, samples, strict=True)]

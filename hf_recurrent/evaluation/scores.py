@@ -9,10 +9,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,88 +27,55 @@ from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.stock_models.with_state import with_state
 
+_PIECE = 1 << 16
 
-@dataclass
-class DocumentBlock:
-    """T tokens of one stream, in which documents follow each other.
 
-    Args:
-        names: (T,) of the document of each input.
-        inputs: (T,) token ids.
-        targets: (T,) the next token of the document, or the end id; -100 after the last one without an end id.
-        offsets: (T,) offsets of the inputs in their documents; 0 is a reset.
-        ends: (T,) bool, true where an input is the last of its document.
-    """
+class DocumentBlock(NamedTuple):
+    """T tokens of one stream, in which documents follow each other; all are (T,)."""
 
-    names: list[str]
-    inputs: np.ndarray
-    targets: np.ndarray
-    offsets: np.ndarray
-    ends: np.ndarray
-
-    def batch(self) -> dict[str, torch.Tensor]:
-        """The block as a batch of one row, with the keys of [`EvaluationStreams`]."""
-        return {
-            "input_ids": torch.from_numpy(self.inputs)[None],
-            "shift_labels": torch.from_numpy(self.targets)[None],
-            "reset_mask": torch.from_numpy(self.offsets == 0)[None],
-            "attention_mask": torch.ones(1, len(self.inputs), dtype=torch.long),
-        }
+    names: np.ndarray  # of the document of each input
+    inputs: np.ndarray  # token ids
+    targets: np.ndarray  # the next token of the document, or the end id; -100 after the last one without an end id
+    offsets: np.ndarray  # of the inputs in their documents; 0 is a reset
+    ends: np.ndarray  # true where an input is the last of its document
 
 
 def document_blocks(
     documents: Iterable[Document], encoding: TokenEncoding, block_size: int
 ) -> Iterator[DocumentBlock]:
-    """Cut documents into blocks of at most `block_size` tokens; empty documents are skipped.
-
-    Args:
-        documents: pairs (name, chunks of bytes).
-        encoding: of bytes as token ids.
-        block_size: T.
-
-    Raises:
-        ValueError: a document cannot be encoded.
-    """
-    pieces, filled = [], 0
-    for name, inputs, targets, offset, is_last in _pairs(documents, encoding):
-        begin = 0
-        while begin < len(inputs):
-            end = min(begin + block_size - filled, len(inputs))
-            offsets = np.arange(offset + begin, offset + end)
-            ends = np.zeros(end - begin, dtype=bool)
-            ends[-1:] = is_last and end == len(inputs)
-            pieces.append(([name] * (end - begin), inputs[begin:end], targets[begin:end], offsets, ends))
-            filled, begin = filled + end - begin, end
-            if filled == block_size:
-                yield _joined(pieces)
-                pieces, filled = [], 0
-    if pieces:
-        yield _joined(pieces)
+    """Cut documents into blocks of at most `block_size` tokens; empty documents are skipped."""
+    parts, count = [], 0
+    for piece in _pieces(documents, encoding):
+        parts.append(piece)
+        count += len(piece.inputs)
+        if count < block_size:
+            continue
+        joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+        for begin in range(0, count - block_size + 1, block_size):
+            yield DocumentBlock(*(column[begin : begin + block_size] for column in joined))
+        count %= block_size
+        parts = [DocumentBlock(*(column[len(column) - count :] for column in joined))]
+    if count:
+        yield DocumentBlock(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _pairs(
-    documents: Iterable[Document], encoding: TokenEncoding
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, int, bool]]:
-    """(name, inputs, targets, offset of the first input, whether the document ends) of each piece of a document."""
+def _pieces(documents: Iterable[Document], encoding: TokenEncoding) -> Iterator[DocumentBlock]:
+    def piece(inputs: np.ndarray, targets: np.ndarray, is_end: bool) -> DocumentBlock:
+        offsets = np.arange(offset, offset + len(inputs))
+        names, ends = np.full(len(inputs), name, object), np.full(len(inputs), is_end)
+        return DocumentBlock(names, inputs, targets, offsets, ends)
+
     after_last = IGNORE_INDEX if encoding.end_token_id is None else encoding.end_token_id
     for name, chunks in documents:
         waiting, offset = np.empty(0, dtype=np.int64), 0  # for its successor
         for chunk in chunks:
             ids = np.concatenate([waiting, encoding.encode(chunk, name)]).astype(np.int64)
             if len(ids) > 1:
-                yield name, ids[:-1], ids[1:], offset, False
+                yield piece(ids[:-1], ids[1:], False)
                 offset += len(ids) - 1
             waiting = ids[-1:]
         if len(waiting):
-            yield name, waiting, np.array([after_last]), offset, True
-
-
-def _joined(pieces: list[tuple[list[str], np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> DocumentBlock:
-    names, *arrays = zip(*pieces, strict=True)
-    return DocumentBlock([name for part in names for name in part], *map(np.concatenate, arrays))
-
-
-_PIECE = 1 << 16
+            yield piece(waiting, np.array([after_last]), True)
 
 
 def score_blocks(
@@ -117,24 +83,17 @@ def score_blocks(
 ) -> Iterator[tuple[DocumentBlock, np.ndarray]]:
     """Yield the documents block by block with the log-probability of each target in nats, (T,) float64.
 
-    The state is carried over whole documents, which may be of any length, in constant memory.
-
-    Args:
-        model: a recurrent language model; its mode is restored.
-        documents: pairs (name, chunks of bytes), see `hf_recurrent.data.readers`.
-        encoding: of bytes as token ids.
-        block_size: T, bytes per block; it changes speed and memory, not the result (beyond rounding).
-
-    Raises:
-        TypeError: the model has no recurrent state.
-        ValueError: a document cannot be encoded, or a probability is NaN.
+    The state is carried over whole documents, which may be of any length, in constant memory. The block size changes
+    speed and memory, not the result (beyond rounding). The model's mode is restored.
     """
     model, blocks = with_state(model), []
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:
         for block in document_blocks(documents, encoding, block_size):
             blocks.append(block)
-            yield block.batch()
+            batch = {"input_ids": block.inputs, "shift_labels": block.targets, "reset_mask": block.offsets == 0}
+            batch["attention_mask"] = np.ones_like(block.inputs)
+            yield {name: torch.from_numpy(values)[None] for name, values in batch.items()}
 
     with evaluation_mode(model), torch.inference_mode():
         for losses in carried_token_losses(model, batches(), 1):
@@ -146,8 +105,8 @@ def score_blocks(
 
 def byte_rows(block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
     """A row of JSON for each byte: document, offset, byte, log_probability; the end byte has the offset n."""
-    columns = (column.tolist() for column in (block.inputs, block.targets, block.offsets, scores))
-    for name, token, target, offset, score in zip(block.names, *columns, strict=True):
+    columns = (block.names, block.inputs, block.targets, block.offsets, scores)
+    for name, token, target, offset, score in zip(*(column.tolist() for column in columns), strict=True):
         document = _json(name)
         if not offset:
             yield f'{{"document": {document}, "offset": 0, "byte": {token}, "log_probability": null}}'
@@ -159,8 +118,7 @@ def byte_rows(block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
 class SumRows:
     """A row of JSON for each line or document: its position, bytes, log_probability and bits_per_byte.
 
-    Args:
-        line_end: token id after which a line ends; None for whole documents.
+    A line ends after the token id `line_end`; None is for whole documents.
     """
 
     def __init__(self, line_end: int | None = None) -> None:
@@ -202,24 +160,8 @@ def _number(value: float) -> str:
     return f"{value + 0.0:.9g}"
 
 
-@dataclass(frozen=True)
-class ScoreOptions:
-    """Options of a run, with the names and meanings of the command's flags."""
-
-    per: str
-    output: Path | None
-    binary: bool
-    block_size: int
-    quiet: bool
-
-
 def read_documents(files: Sequence[str], options: ReadOptions) -> tuple[Iterator[Document], int | None]:
-    """The documents of all files in their order, and their bytes; None if these are not known before reading.
-
-    Args:
-        files: as for `load_corpus`, or - for standard input.
-        options: of the files.
-    """
+    """The documents of all files, as for `load_corpus`, or - for standard input, and their bytes if they are known."""
     parts: list[Source] = []
     for name in files:
         if name == "-":
@@ -230,33 +172,33 @@ def read_documents(files: Sequence[str], options: ReadOptions) -> tuple[Iterator
 
 
 def score_documents(
-    options: ScoreOptions,
     documents: Iterable[Document],
     size: int | None,
     model: PreTrainedModel,
     tokenizer: Any,
+    *,
+    per: str,
+    output: Path | None,
+    binary: bool,
+    block_size: int,
+    quiet: bool,
 ) -> int:
-    """Write a row for each byte, line or document; returns the number of bytes.
-
-    Raises:
-        OSError: the output cannot be written.
-        ValueError: tokenizer, model and options do not go together.
-    """
-    encoding = TokenEncoding(tokenizer, options.binary)
+    """Write a row for each byte, line or document, with the command's flags; returns the number of bytes."""
+    encoding = TokenEncoding(tokenizer, binary)
     if encoding.vocab_size > model.config.vocab_size:
         raise ValueError(f"`MODEL` has {model.config.vocab_size} token ids; its tokenizer has {encoding.vocab_size}.")
-    rows = _rows(options.per, encoding)
+    rows = _rows(per, encoding)
     count, read, nats = 0, 0, 0.0
     # On a terminal, rows and bar would be mixed.
-    hidden = options.quiet or (options.output is None and sys.stdout.isatty())
+    hidden = quiet or (output is None and sys.stdout.isatty())
     bar = tqdm(total=size, unit="B", unit_scale=True, desc="scoring", disable=hidden, dynamic_ncols=True)
-    with _output(options.output) as file, bar:
-        for block, scores in score_blocks(model, documents, encoding, options.block_size):
+    with _output(output) as file, bar:
+        for block, scores in score_blocks(model, documents, encoding, block_size):
             file.writelines(f"{row}\n" for row in rows(block, scores))
             count, read, nats = count + int(block.ends.sum()), read + len(scores), nats - float(scores.sum())
             bar.set_postfix_str(f"{nats / math.log(2) / read:.3f} bits per byte", refresh=False)
             bar.update(len(scores))
-    if read and not options.quiet:
+    if read and not quiet:
         words = f"{count_of(count, 'document')}, {with_unit(read, 'B')}: {nats / math.log(2) / read:.4f} bits per byte"
         print(words, file=sys.stderr)
     return read

@@ -9,15 +9,19 @@ from hf_recurrent.data.quantities import count_of, with_unit
 _COLUMNS = 80
 
 
-def task_table(source: EpisodeSource, metrics: dict[str, float], results: dict[str, Any]) -> str:
-    """Metrics of a task, also with rounded weights."""
+def evaluation_table(source: EpisodeSource, metrics: dict[str, float], results: dict[str, Any]) -> str:
+    """The accounts, bits per byte, or, of a task, its metrics, also with rounded weights."""
+    if "accounts" in results:
+        return accounts_table(results["accounts"])
+    if "bits_per_byte" in metrics:
+        return _bits_table(results)
     lines = [f"{source.name}, {results['split']}: {source.describe(held_out=True)}", ""]
     lines.append(source.describe_result(metrics))
     lines += [f"{kind} weights: {source.describe_result(found)}" for kind, found in results["rounded_weights"].items()]
     return "\n".join(lines)
 
 
-def bits_table(results: dict[str, Any]) -> str:
+def _bits_table(results: dict[str, Any]) -> str:
     """Bits per byte of a model, with rounded weights, and of compressors."""
     weights = f", {results['weights']} weights" if results["weights"] else ""
     rows = {f"{results['model']} ({results['context']}{weights})": results["bits_per_byte"]}
