@@ -30,12 +30,12 @@ from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest, rea
 from hf_recurrent.checkpoints.provenance_files import write_provenance
 from hf_recurrent.checkpoints.resumed_arguments import (
     HYPERPARAMETERS,
+    SCHEDULE,
     changed_arguments,
     check_changes,
     check_length,
     describe_changes,
     new_run_hint,
-    touches_schedule,
 )
 from hf_recurrent.checkpoints.training_files import (
     load_optimizer,
@@ -254,7 +254,7 @@ class Checkpointing:
         args, steps = self.trainer.args, self.trainer.num_training_steps
         self.changes = changed_arguments(checkpoint, args)
         check_changes(checkpoint, self.changes)
-        self._has_new_schedule = check_length(checkpoint, args, steps) | touches_schedule(self.changes)
+        self._has_new_schedule = check_length(checkpoint, args, steps) or not SCHEDULE.isdisjoint(self.changes)
         if self.changes and self.trainer.is_world_process_zero():
             logger.warning(describe_changes(self.changes, is_finished=step >= steps))
 

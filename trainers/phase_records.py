@@ -20,9 +20,6 @@ from hf_recurrent.data.episode_source import EpisodeSource
 if TYPE_CHECKING:
     from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
-# Results of an evaluation that tell about the machine.
-_NOT_MEASURED = ("runtime", "bytes_per_second", "samples_per_second", "steps_per_second")
-
 
 class PhaseRecords:
     """Phases, settings and results of a trainer, in a [`Provenance`] that is saved with every model.
@@ -103,15 +100,10 @@ class PhaseRecords:
     def add_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
         provenance = self.record()
-        finite = {
-            name: value
-            for name, value in metrics.items()
-            if name not in _NOT_MEASURED and isinstance(value, int | float) and abs(value) < float("inf")
-        }
         trained_on = {data.fingerprint for phase in provenance.phases for data in phase.data}
         is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
         settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
-        provenance.add_result(provenance.new_result(provenance.weights, Data.of(source), finite, settings))
+        provenance.add_metrics(provenance.weights, Data.of(source), metrics, settings)
 
     # ---- Facts ----
 

@@ -9,10 +9,11 @@ Settings and rates are read from optimizer, schedule and trainer while they act,
 """
 
 import dataclasses
-import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from hf_recurrent.checkpoints.privacy import public_data_name
@@ -225,10 +226,11 @@ class Provenance:
         }
         return list(last.values())
 
-    def new_result(self, weights: str, data: Data, metrics: dict[str, float], settings: dict[str, Any]) -> Result:
-        """A measurement at the last recorded step."""
+    def add_metrics(self, weights: str, data: Data, metrics: Mapping[str, Any], settings: dict[str, Any]) -> None:
+        """Add those metrics of weights at the last recorded step that are finite numbers; see [`add_result`]."""
         step = self.phases[-1].steps if self.phases else 0
-        return Result(len(self.phases), step, weights, data, metrics, settings)
+        finite = {name: value for name, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
+        self.add_result(Result(len(self.phases), step, weights, data, finite, settings))
 
     def add_result(self, result: Result) -> None:
         """Add a measurement; it replaces one of the same weights, data and settings."""
@@ -284,7 +286,7 @@ def _decode(value: Any, kind: Any, place: str) -> Any:
         return None if value is None else _decode(value, arguments[0], place)
     base = dict if dataclasses.is_dataclass(kind) else origin or kind
     if base is float:
-        matches = type(value) in (int, float) and math.isfinite(value)
+        matches = type(value) in (int, float) and isfinite(value)
     else:
         matches = type(value) is base and (base is not int or 0 <= value < 2**63)
     if not matches:

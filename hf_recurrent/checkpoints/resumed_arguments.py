@@ -24,7 +24,7 @@ _IGNORED = """
 # All others act from the resumed step on, and are named.
 FIXED, IGNORED = frozenset(_FIXED.split()), frozenset(_IGNORED.split())
 # The learning rate follows the new schedule from the resumed step on.
-_SCHEDULE = frozenset((
+SCHEDULE = frozenset((
     "learning_rate", "matrix_learning_rate", "table_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
 ))  # fmt: skip
@@ -99,8 +99,3 @@ def new_run_hint(checkpoint: str | os.PathLike) -> str:
     """A hint for training the model of a checkpoint with other settings."""
     directory = os.path.dirname(os.path.normpath(checkpoint)) or os.curdir
     return f"To train its model further, start a new run with --model {directory}"
-
-
-def touches_schedule(changes: dict[str, tuple[Any, Any]]) -> bool:
-    """True if a changed argument changes the schedule of learning rates."""
-    return not _SCHEDULE.isdisjoint(changes)

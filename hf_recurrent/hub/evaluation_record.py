@@ -1,6 +1,5 @@
 """Add an evaluation to a saved checkpoint: to its provenance, its card and its results as data."""
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -38,10 +37,7 @@ def record_evaluation(
         settings: how it was measured: `split` ("validation" or "train"), `state_carried`, `block_size`.
     """
     provenance = find_provenance(model)
-    finite = {
-        name: value for name, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)
-    }
-    provenance.add_result(provenance.new_result(provenance.weights, Data.of(source), finite, settings))
+    provenance.add_metrics(provenance.weights, Data.of(source), metrics, settings)
     write_provenance(provenance, directory)
     write_eval_results(provenance, directory)
     path = Path(directory, "README.md")

@@ -12,7 +12,6 @@ from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
-from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 
 @dataclass
@@ -38,6 +37,8 @@ class DmtObjective(StudentAndTeacher):
         gradient_steps: steps that gradients flow back through the rollout: 1 for none, None for all.
     """
 
+    settings = ("context_length", "gradient_steps")
+
     def __init__(
         self,
         student: SmtRnnForCausalLM,
@@ -48,14 +49,6 @@ class DmtObjective(StudentAndTeacher):
     ):
         super().__init__(student, teacher)
         self.context_length, self.gradient_steps = context_length, gradient_steps
-
-    @classmethod
-    def from_arguments(
-        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: DmtTrainingArguments
-    ) -> "DmtObjective":
-        """The objective of a run; contexts are no longer than its blocks."""
-        context_length = min(args.context_length, args.block_size)
-        return cls(student, teacher, context_length=context_length, gradient_steps=args.gradient_steps)
 
     @property
     def frozen_modules(self) -> list[nn.Module]:
@@ -161,6 +154,11 @@ class SmtObjective(StudentAndTeacher):
         uniformity_over: "tokens" or "states", see [`uniformity_loss`].
     """
 
+    settings = (
+        "context_length", "future_length", "decoder_weight", "dynamics_weight", "uniformity_weight", "detached",
+        "uniformity_over",
+    )  # fmt: skip
+
     def __init__(
         self,
         student: SmtRnnForCausalLM,
@@ -178,23 +176,6 @@ class SmtObjective(StudentAndTeacher):
         self.context_length, self.future_length = context_length, future_length
         self.weights = (decoder_weight, dynamics_weight, uniformity_weight)
         self.detached, self.uniformity_over = detached, uniformity_over
-
-    @classmethod
-    def from_arguments(
-        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: SmtTrainingArguments
-    ) -> "SmtObjective":
-        """The objective of a run; contexts and futures are no longer than its blocks."""
-        return cls(
-            student,
-            teacher,
-            context_length=min(args.context_length, args.block_size),
-            future_length=min(args.future_length, args.block_size),
-            decoder_weight=args.decoder_weight,
-            dynamics_weight=args.dynamics_weight,
-            uniformity_weight=args.uniformity_weight,
-            detached=args.detached,
-            uniformity_over=args.uniformity_over,
-        )
 
     @property
     def frozen_modules(self) -> list[nn.Module]:
