@@ -13,7 +13,7 @@ from accelerate.utils import gather_object, reduce
 from torch import nn
 from transformers import TrainingArguments
 
-from hf_recurrent.checkpoints.training_files import shareable_arguments
+from hf_recurrent.checkpoints.resumed_arguments import shareable_arguments
 from hf_recurrent.data.episode_source import check_window
 
 
@@ -81,12 +81,7 @@ def _gathered(value: Any) -> list[Any]:
     return gather_object([value]) if dist.is_initialized() else [value]
 
 
-def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    """Sums of the elements over all processes, which call this together."""
-    return reduce(values, reduction="sum")
-
-
 def total(value: float, device: torch.device) -> float | int:
     """Sum of a number over all processes, which call this together; in float64 where the device has it."""
     dtype = torch.float64 if isinstance(value, float) and device.type != "mps" else None
-    return sum_over_processes(torch.tensor([value], dtype=dtype, device=device)).item()
+    return reduce(torch.tensor([value], dtype=dtype, device=device), reduction="sum").item()

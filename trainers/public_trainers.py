@@ -97,8 +97,7 @@ class SmtTrainer(MemoryTrainer):
     `teacher_loss`, the teacher's nats of the next byte, which the RNN can reach; `bits_per_byte` is `teacher_loss` in
     bits. A following [`DmtTrainer`] reduces the gap that opens when the RNN runs on its own memories.
 
-    The arguments are those of [`StreamTrainer`] for the RNN, and `teacher`, a model with the same memory, vocabulary and
-    decoder shape.
+    The arguments are those of [`StreamTrainer`], and `teacher`, of the same memory, vocabulary and decoder shape.
 
     Raises:
         ValueError: see [`StreamTrainer`]; or the two models do not match, or blocks are shorter than context + future.
@@ -118,7 +117,7 @@ class DmtTrainer(MemoryTrainer):
     Logs hold `memory_loss`, `readout_loss` (nats per target) and `drift`, 1 - R² of the labelled memories;
     `bits_per_byte` is the readout's loss in bits.
 
-    The arguments are those of [`StreamTrainer`] for the RNN that [`SmtTrainer`] has trained, and `teacher`, its teacher.
+    The arguments are those of [`StreamTrainer`], and `teacher`, the model that the RNN was trained with.
 
     Raises:
         ValueError: see [`StreamTrainer`]; or the models do not match, or blocks are shorter than context + rollout.

@@ -157,7 +157,7 @@ def _record(
     metrics: dict[str, float],
     carries: bool,
 ) -> None:
-    from hf_recurrent.hub.evaluation_record import record_evaluation
+    from hf_recurrent.hub.eval_results import record_evaluation
 
     settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
     record_evaluation(model, arguments.model, source, metrics, settings)

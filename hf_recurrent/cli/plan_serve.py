@@ -1,7 +1,6 @@
 """`hf-recurrent plan serve`: states per GB and users per core of a server, before it starts."""
 
 import argparse
-import dataclasses
 import json
 
 from hf_recurrent.cli.loading import add_loading_arguments, load_or_build
@@ -31,13 +30,13 @@ def _plan(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--user_rate` is {arguments.user_rate}; it must be more than 0.")
     model, _ = load_or_build(arguments)
 
-    from hf_recurrent.planning.serving_capacity import serving_capacity
+    from hf_recurrent.planning.serving_capacity import describe, serving_capacity
 
     try:
         found = serving_capacity(model, arguments.rows, arguments.user_rate)
     except TypeError as error:
         raise ValueError(f"`MODEL` is {arguments.model!r}: {error}") from error
-    print(json.dumps(dataclasses.asdict(found)) if arguments.json else found.describe(arguments.model))
+    print(json.dumps(found) if arguments.json else describe(arguments.model, found))
 
 
 main = command(build_parser, _plan)

@@ -50,25 +50,15 @@ _SHOWN_SAMPLE = 5  # lines
 
 @dataclass(frozen=True)
 class Statements:
-    """Facts on a card that only its author knows.
+    """Facts on a card that only its author knows."""
 
-    Args:
-        repo_id: "owner/name" on the Hub, for the code example.
-        model_name: title of the card; by default the name in `repo_id`, or the class of the model.
-        license: the Hub's identifier; by default the base model's, and "apache-2.0" for new weights.
-        language: ISO 639 code(s), or "code".
-        base_model: name of the base model on the Hub, for one that was loaded from a directory.
-        tags: further tags.
-        comparisons: bits per byte of other methods on the same bytes, such as `{"xz": 1.9}`.
-    """
-
-    repo_id: str | None = None
-    model_name: str | None = None
-    license: str | None = None
-    language: str | list[str] | None = None
-    base_model: str | None = None
+    repo_id: str | None = None  # "owner/name" on the Hub, for the code example
+    model_name: str | None = None  # title of the card; by default the name in `repo_id`, or the class of the model
+    license: str | None = None  # the Hub's identifier; by default the base model's, "apache-2.0" for new weights
+    language: str | list[str] | None = None  # ISO 639 code(s), or "code"
+    base_model: str | None = None  # its name on the Hub, for one that was loaded from a directory
     tags: list[str] = field(default_factory=list)
-    comparisons: Mapping[str, float] = field(default_factory=dict)
+    comparisons: Mapping[str, float] = field(default_factory=dict)  # other methods' bits per byte: {"xz": 1.9}
 
 
 def create_model_card(
