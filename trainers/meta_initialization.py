@@ -63,12 +63,8 @@ def build_on_meta(build: Callable[[], Built]) -> Built:
 def initialize_parts(model: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
     """Give a sharded model on the meta device its initial weights, one layer at a time; no communication.
 
-    A model that [`build_on_meta`] has not built takes numbers from where the generator stands.
-
-    Args:
-        model: after `fully_shard`.
-        layers: its parts that are whole in memory one after another, outermost first; then what is outside of them.
-        device: where the parts of this process are kept.
+    Its `layers`, outermost first, are whole in memory one after another; then the rest. `device` keeps the parts of
+    this process. A model that [`build_on_meta`] has not built takes numbers from where the generator stands.
     """
     _to_empty(model, device)
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]

@@ -1,5 +1,6 @@
 """`PhaseRecords`: records how a trainer trains its weights, while it happens."""
 
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
@@ -47,7 +48,12 @@ class PhaseRecords:
         weights = weights_fingerprint(model)
         if recorder is not None:
             recorder.update(self.trainer.state.global_step, self.tokens_read, self._settings())
-            recorder.phase.curve = self._training_curve()
+            curve = [
+                [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
+                for entry in self.trainer.state.log_history
+                if "bytes_seen" in entry and isfinite(entry.get("bits_per_byte", nan))
+            ]
+            recorder.phase.curve = thin_out(curve)
             for data in recorder.phase.data:
                 data.read = recorder.phase.read
         elif provenance.weights not in (None, weights):
@@ -144,14 +150,6 @@ class PhaseRecords:
         )
         trainer.method.begin_phase(phase, self.provenance)
         return phase
-
-    def _training_curve(self) -> list[list[float]]:
-        points = [
-            [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
-            for entry in self.trainer.state.log_history
-            if "bits_per_byte" in entry and "bytes_seen" in entry and abs(entry["bits_per_byte"]) < float("inf")
-        ]
-        return thin_out(points)
 
 
 def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:

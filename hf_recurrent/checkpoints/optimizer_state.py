@@ -23,10 +23,7 @@ def save_optimizer(
 ) -> None:
     """Write the state of an optimizer, of its schedule of learning rates, and of a gradient scaler (float16).
 
-    Args:
-        optimizer, schedule: of torch, or accelerate's wrappers of them.
-        takes_part: False for a process that has no part of the states.
-        writes: False for a process that only takes part in gathering them.
+    A process `takes_part` if it has a part of the states, and `writes` if it does not only take part in gathering.
     """
     if takes_part:
         save_tree(optimizer_state(optimizer), directory, "optimizer", writes=writes)
@@ -65,14 +62,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
     torch's fused optimizers do not check shapes: a state of another shape would be read out of bounds.
 
-    Earlier versions did not save the class.
-
     Raises:
         ValueError: it is damaged, or belongs to another optimizer or other parameters.
     """
     own = _unwrapped(optimizer)
     try:
-        before, states = saved.get("class", type(own).__name__), dict(saved["state"])
+        before, states = saved.get("class", type(own).__name__), dict(saved["state"])  # earlier versions save no class
         groups = [dict(group) for group in saved["param_groups"]]
         numbers = [group["params"] for group in groups]
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -84,12 +84,9 @@ def load_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None:
 def save_weights(
     model: PreTrainedModel, directory: str | os.PathLike, *, writes: bool, adapter: Collection[str] = ()
 ) -> None:
-    """Save a model or its adapter as `save_pretrained` does; a sharded model tensor by tensor.
+    """Save a model or its adapter (PEFT), whose tensors have the names `adapter`, as `save_pretrained` does.
 
-    Args:
-        model: all processes call this if it is sharded.
-        writes: False for a process that only takes part in gathering the weights.
-        adapter: names of the tensors of its adapter (PEFT), if it has one.
+    Of a sharded model, all processes call this, and those that do not write take part in gathering the weights.
     """
     own = model.state_dict()
     if not any_sharded(own.values()):

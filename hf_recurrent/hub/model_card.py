@@ -199,7 +199,8 @@ def _eval_results(results: list[Result]) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=_dataset_type(result.data.name),
+            # The name on the Hub, or an identifier in its alphabet.
+            dataset_type=re.sub(r"[^\w./-]+", "-", result.data.name.removeprefix("hub:")).strip("-") or "unnamed",
             dataset_name=result.data.name,
             dataset_split="train" if split_of(result) == "stream" else split_of(result),
             metric_type=name,
@@ -209,11 +210,6 @@ def _eval_results(results: list[Result]) -> list[EvalResult]:
         for result in results
         for name, value in shown_metrics(result).items()
     ]
-
-
-def _dataset_type(name: str) -> str:
-    """The name on the Hub, or an identifier in its alphabet."""
-    return re.sub(r"[^\w./-]+", "-", name.removeprefix("hub:")).strip("-") or "unnamed"
 
 
 def _license_of(provenance: Provenance, base_model: str | None) -> str | None:

@@ -72,13 +72,10 @@ def setting_of(
     config_file: str | None = None,
     processes: int | None = None,
 ) -> Setting:
-    """The setting of a run.
+    """The setting of a run on the task `source`, or on documents.
 
-    Args:
-        training: its arguments.
-        source: its task, if it trains on one; None for documents.
-        config_file: of its launcher, or the name of one in `recipes/accelerate`.
-        processes: number of processes; None for the launcher's.
+    `config_file` is of its launcher, or the name of one in `recipes/accelerate`, and tells the number of processes
+    unless `processes` does.
 
     Raises:
         FileNotFoundError: `config_file` does not exist.

@@ -147,11 +147,9 @@ class _SingleProcess:
 
 
 class MemoryCounter:
-    """Counts the memory of one process that trains a model, for any number of settings.
+    """Counts the memory of one process that trains with the optimizer of `arguments`, for any number of settings.
 
-    Args:
-        build: makes the model, or RNN and teacher as one; called where tensors have no memory.
-        arguments: gives the optimizer.
+    `build` makes the model, or RNN and teacher as one; it is called where tensors have no memory.
     """
 
     def __init__(self, build: Callable[[], nn.Module], arguments: TrainingArguments):

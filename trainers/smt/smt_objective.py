@@ -58,13 +58,7 @@ class DmtObjective(StudentAndTeacher):
     def forward(
         self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int
     ) -> DmtLosses:
-        """Compute the losses of one batch.
-
-        Args:
-            input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, anchors), positions of at least `start` at which memories are compared.
-            start: first position that the RNN reads.
-        """
+        """The losses of one batch (B, T), at anchors (B, anchors) from `start` on, the first position that is read."""
         starts, _ = episode_bounds(reset_mask)
         with torch.no_grad():
             memory = self.encode(input_ids, starts, anchors, self.context_length)
@@ -79,12 +73,7 @@ class DmtObjective(StudentAndTeacher):
 
 
 def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`L_dec`: mean cross-entropy, in nats, of the decoder's predictions from a memory.
-
-    Args:
-        logits: (…, Tf, V), the predictions of y_t, y_{t+1}, ….
-        labels: (…, Tf), y_t, y_{t+1}, …; -100 is ignored.
-    """
+    """`L_dec`: mean cross-entropy of the decoder's predictions (…, Tf, V) of labels (…, Tf), where they are not -100."""
     count = labels.ne(IGNORE_INDEX).sum().clamp(min=1)
     return F.cross_entropy(upcast(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
 
@@ -119,10 +108,9 @@ def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
 
 
 def unexplained_variance(predicted: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Residual and total sum of squares; their ratio is the drift 1 - R² of predicted memories.
+    """Residual and total sum of squares of memories (B, Z, D); their ratio is the drift 1 - R².
 
-    Args:
-        predicted, memory: (B, Z, D); the mean is taken over B, separately for every entry of the memory.
+    The mean is taken over B, separately for every entry of the memory.
     """
     memory, predicted = upcast(memory), upcast(predicted)
     return (predicted - memory).square().sum(), (memory - memory.mean(0)).square().sum()
@@ -183,12 +171,7 @@ class SmtObjective(StudentAndTeacher):
         return [self.student.model.decoder, self.student.lm_head]
 
     def forward(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor) -> SmtLosses:
-        """Compute the losses of one batch.
-
-        Args:
-            input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, anchors) positions, sorted.
-        """
+        """The losses of one batch (B, T), at sorted anchors (B, anchors)."""
         starts, ends = episode_bounds(reset_mask)
         memory, previous = self.encode_with_previous(input_ids, starts, anchors, self.context_length)
         inputs, targets = gather_futures(input_ids, shift_labels, ends, anchors, self.future_length)

@@ -125,12 +125,9 @@ class StudentAndTeacher(nn.Module):
         start: int = 0,
         gradient_steps: int | None = None,
     ) -> Tensor:
-        """The RNN's own memories after each byte from `start` on, (B, T - start, Z, D).
+        """The RNN's own memories after each byte from `start` on, (B, T - start, Z, D), from `memory` (B, Z, D) on.
 
-        Args:
-            memory: (B, Z, D), before position `start`.
-            input_ids, reset_mask: (B, T).
-            gradient_steps: steps that gradients flow back: 1 for none, None for all.
+        Gradients flow back `gradient_steps`: 1 for none, None for all.
         """
         starts, _ = episode_bounds(reset_mask)
         size, memories = gradient_steps or input_ids.shape[1] - start, []
