@@ -33,30 +33,25 @@ class CarriedState:
 
     def __init__(self, zero: Callable[[int, torch.device | str], RecurrentState], device: torch.device):
         self.zero, self.device = zero, device
-        self._groups: dict[int, RecurrentState] = {}
-
-    @property
-    def groups(self) -> list[int]:
-        """Groups that carry tensors, sorted."""
-        return sorted(self._groups)
+        self.groups: dict[int, RecurrentState] = {}
 
     def get(self, group: int, batch_size: int) -> RecurrentState:
         """Tensors of a group; zero before its first block."""
-        if group not in self._groups:
-            self._groups[group] = self.zero(batch_size, self.device)
-        return self._groups[group]
+        if group not in self.groups:
+            self.groups[group] = self.zero(batch_size, self.device)
+        return self.groups[group]
 
     def set(self, group: int, state: RecurrentState) -> None:
         """Replace the tensors of a group."""
-        self._groups[group] = state
+        self.groups[group] = state
 
     def clear(self) -> None:
         """Drop all groups, so that every stream starts from zero."""
-        self._groups.clear()
+        self.groups.clear()
 
     def save(self, groups: list[int]) -> RecurrentState:
         """Concatenate the tensors of several groups, in the given order."""
-        return join_states([self._groups[group] for group in groups])
+        return join_states([self.groups[group] for group in groups])
 
     def load(self, state: RecurrentState, streams: torch.Tensor, group_size: int) -> None:
         """Restore tensors of [`save`] for the streams (B,) of this process, `group_size` of them in a group.

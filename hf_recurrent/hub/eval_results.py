@@ -38,7 +38,9 @@ def eval_result_entries(provenance: Provenance) -> list[EvalResultEntry]:
             notes=_notes(name, result),
         )
         for result in provenance.current_results()
-        if split_of(result) == "validation" and (dataset := _dataset_of(result)) is not None
+        # Mixtures have no leaderboard.
+        if split_of(result) == "validation" and result.data.name.startswith("hub:")
+        if (dataset := hub_name(result.data.name.removeprefix("hub:"))) is not None
         for name, value in shown_metrics(result).items()
     ]
 
@@ -90,12 +92,6 @@ def record_evaluation(
         old.text = old.text.replace(before[0], _EVALUATION.search(new.content)[0])
     with atomic_file(path) as partial:
         partial.write_text(old.content, encoding="utf-8")
-
-
-def _dataset_of(result: Result) -> str | None:
-    """The dataset's name on the Hub; None for other data, and for mixtures, which have no leaderboard."""
-    name = result.data.name
-    return hub_name(name.removeprefix("hub:")) if name.startswith("hub:") else None
 
 
 def _notes(name: str, result: Result) -> str:

@@ -9,9 +9,10 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -75,19 +76,13 @@ def fake_memory() -> Iterator[LiveMemory]:
         yield memory
 
 
-@contextmanager
-def probes_with_values() -> Iterator[None]:
+def probes_with_values() -> AbstractContextManager:
     """Inside the block, `SensitivityEngine` works on a model of fake tensors.
 
     A unit that it runs once to examine it is a copy with values; its compiled kernel, which needs addresses, is not
     used.
     """
-    before = sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu
-    sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu = _find_by_copy, None
-    try:
-        yield
-    finally:
-        sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu = before
+    return patch.multiple(sensitivities, find_traced_parameters=_find_by_copy, sensitivities_cpu=None)
 
 
 def _find_by_copy(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedUnit:

@@ -73,7 +73,7 @@ class DmtObjective(StudentAndTeacher):
 
 
 def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`L_dec`: mean cross-entropy of the decoder's predictions (…, Tf, V) of labels (…, Tf), where they are not -100."""
+    """`L_dec`: mean cross-entropy of the decoder's predictions (…, Tf, V) of labels (…, Tf); -100 is ignored."""
     count = labels.ne(IGNORE_INDEX).sum().clamp(min=1)
     return F.cross_entropy(upcast(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
 
