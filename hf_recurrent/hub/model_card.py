@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.fingerprints import adapter_weights
 from hf_recurrent.checkpoints.privacy import hub_name, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import find_provenance
-from hf_recurrent.checkpoints.records import Provenance, Result, Sample
-from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
+from hf_recurrent.checkpoints.records import Phase, Provenance, Result, Sample
 from hf_recurrent.hub.model_card_training import (
     data_terms,
     describe_phase,
@@ -32,8 +31,11 @@ from hf_recurrent.hub.model_card_training import (
     split_of,
 )
 from hf_recurrent.modeling.contexts.ngram_embedding import table_parameters
+from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 
+CURVE_FILE = "training_curve.png"
+_CURVES = {"smt": "teacher's prediction", "dmt": "readout", "bptt": "training"}
 _MODEL_FACTS = {
     "vocab_size": "vocabulary (V)",
     "hidden_size": "width (M)",
@@ -121,6 +123,40 @@ def save_model_card(
     card = create_model_card(model, provenance, statements, curve=has_curve)
     card.save(os.path.join(directory, "README.md"))
     return card
+
+
+def plot_training_curve(provenance: Provenance, path: str | os.PathLike) -> bool:
+    """Plot training and held-out bits per token of all phases over the tokens read; False if nothing was plotted."""
+    if not any(len(phase.curve) > 1 for phase in provenance.phases):
+        return False
+    try:
+        pyplot = require_pyplot()
+    except ImportError:
+        return False
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    unit, before = provenance.phases[-1].data[0].unit, 0
+    for number, phase in enumerate(provenance.phases, 1):
+        label = f"{number}. {phase.method}: {_CURVES.get(phase.method, 'while learning')}"
+        if phase.curve:
+            axes.plot([before + read for read, _ in phase.curve], [bits for _, bits in phase.curve], label=label)
+        points = _held_out(provenance, number, phase, before)
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", markersize=4, label=f"{number}. held out")
+        before += phase.read
+    axes.set(xlabel=f"{unit}s read", ylabel=f"bits per {unit}")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
+
+
+def _held_out(provenance: Provenance, number: int, phase: Phase, before: int) -> list[tuple[float, float]]:
+    """(tokens read, bits) of the evaluations in a phase."""
+    return [
+        (before + phase.read * result.step / max(phase.steps, 1), result.metrics["bits_per_byte"])
+        for result in provenance.results
+        if result.phase == number and "bits_per_byte" in result.metrics
+    ]
 
 
 def unnamed_repository(name: str) -> str:
