@@ -140,9 +140,10 @@ class StreamProgress:
         self.start = {"positions": positions.numpy()}
         if bookmarks:
             length = max(marks.shape[1] for _, marks in bookmarks)
-            padded = self.start["bookmarks"] = np.zeros((len(positions), length), dtype=np.uint8)
+            padded = torch.zeros(len(positions), length, dtype=torch.uint8)
             for indices, marks in bookmarks:
                 padded[indices, : marks.shape[1]] = marks
+            self.start["bookmarks"] = padded.numpy()
         if self.carried is None:
             return
         try:
