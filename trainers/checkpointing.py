@@ -95,9 +95,7 @@ class Checkpointing:
         trainer.set_epoch()
         run_dir = trainer._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"checkpoint-{trainer.state.global_step}")
-        best = self._best_checkpoint(run_dir)
-        if best is not None and (best == final or os.path.isdir(best)):
-            trainer.state.best_model_checkpoint = best
+        self._name_best_checkpoint(run_dir, final)
         with writing_checkpoint(final):
             self._write_files(final)
         if trainer.args.push_to_hub:
@@ -176,9 +174,12 @@ class Checkpointing:
                 else:
                     states[name] = callback.state()
 
-    def _best_checkpoint(self, run_dir: str) -> str | None:
-        step = self.trainer.state.best_global_step
-        return os.path.join(run_dir, f"checkpoint-{step}") if step else None
+    def _name_best_checkpoint(self, run_dir: str, final: str | None = None) -> None:
+        """Let the trainer's state name the best checkpoint, which is `final` or exists already."""
+        state = self.trainer.state
+        best = os.path.join(run_dir, f"checkpoint-{state.best_global_step}")
+        if state.best_global_step and (best == final or os.path.isdir(best)):
+            state.best_model_checkpoint = best
 
     # ---- Resuming ----
 
@@ -269,9 +270,7 @@ class Checkpointing:
             setattr(trainer.state, name, getattr(now, name))
         # The present arguments set the intervals.
         trainer.state.compute_steps(trainer.args, now.max_steps)
-        best = self._best_checkpoint(os.path.dirname(os.path.abspath(self.checkpoint)))
-        if best is not None and os.path.isdir(best):
-            trainer.state.best_model_checkpoint = best
+        self._name_best_checkpoint(os.path.dirname(os.path.abspath(self.checkpoint)))
 
         optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         given = [dict(group) for group in optimizer.param_groups]
