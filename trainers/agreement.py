@@ -45,7 +45,7 @@ def same_error() -> Iterator[None]:
         yield
     except _ERRORS as error:
         own = error
-    errors = _gathered(None if own is None else str(own) or type(own).__name__)
+    errors = gathered(None if own is None else str(own) or type(own).__name__)
     if own is not None:
         raise own
     for rank, error in enumerate(errors):
@@ -55,7 +55,7 @@ def same_error() -> Iterator[None]:
 
 def check_same(facts: dict[str, Any]) -> None:
     """Raise a ValueError in all processes that names the first of the `facts`, by argument, in which they differ."""
-    everywhere = _gathered(facts)
+    everywhere = gathered(facts)
     for name in facts:
         values = [other.get(name) for other in everywhere]
         for rank, value in enumerate(values):
@@ -77,7 +77,8 @@ def check_same_run(args: TrainingArguments, model: torch.nn.Module, sources: dic
     check_same(facts | {f"{name} of the model": value for name, value in config.items()})
 
 
-def _gathered(value: Any) -> list[Any]:
+def gathered(value: Any) -> list[Any]:
+    """An object of each process."""
     return gather_object([value]) if dist.is_initialized() else [value]
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
@@ -44,7 +43,7 @@ from hf_recurrent.checkpoints.resumed_arguments import (
 )
 from hf_recurrent.checkpoints.weights import load_weights, save_weights
 from hf_recurrent.kernels.thread_count import num_threads
-from hf_recurrent.trainers.agreement import check_same, same_error, total
+from hf_recurrent.trainers.agreement import check_same, gathered, same_error, total
 from hf_recurrent.trainers.hub import push_checkpoint
 
 if TYPE_CHECKING:
@@ -220,8 +219,7 @@ class Checkpointing:
             check_manifest(checkpoint, args.process_index, args.world_size)
         except ValueError as error:
             damage = str(error)
-        found = gather_object([damage]) if args.world_size > 1 else [damage]
-        return next(filter(None, found), None)
+        return next(filter(None, gathered(damage)), None)
 
     def begin(self, checkpoint: str, rate_factor: float = 1.0) -> None:
         """Check that the run can continue a checkpoint of [`find`], and load weights and streams.

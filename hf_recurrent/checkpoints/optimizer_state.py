@@ -23,7 +23,7 @@ def save_optimizer(
 ) -> None:
     """Write the state of an optimizer, of its schedule of learning rates, and of a gradient scaler (float16).
 
-    A process `takes_part` if it has a part of the states, and `writes` if it does not only take part in gathering.
+    A process `takes_part` if it has a part of the states; all of these gather them, and the one that `writes` saves.
     """
     if takes_part:
         save_tree(optimizer_state(optimizer), directory, "optimizer", writes=writes)
