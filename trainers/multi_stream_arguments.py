@@ -33,6 +33,11 @@ class MultiStreamTrainingArguments(TrainingArguments):
     reads `block_size` bytes of each. With `streams`, micro-batches and accumulation follow from it. A positive
     `max_steps` takes precedence over `train_bytes`, and `train_bytes` over `num_train_epochs`.
 
+    Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
+    `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `cuda_graphs`, `on_divergence`,
+    `save_on_signal`, `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`,
+    `count_bytes`.
+
     The schedule multiplies all three learning rates.
 
     Defaults that differ from `TrainingArguments`:
@@ -231,6 +236,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
 class RollingWindowTrainingArguments(MultiStreamTrainingArguments):
     """[`MultiStreamTrainingArguments`] for windows that overlap: `block_size` is the stride S, the new bytes of an
     update.
+
+    Own fields: `window`.
 
     Raises:
         ValueError: `window` is not a multiple of `block_size`, or the regime is "iid".

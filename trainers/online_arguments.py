@@ -12,6 +12,8 @@ from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArgu
 class OnlineTrainingArguments(MultiStreamTrainingArguments):
     """[`MultiStreamTrainingArguments`] for online learning: by default, an update after every byte.
 
+    Own fields: `method`, `stride`.
+
     Defaults that differ from [`MultiStreamTrainingArguments`]; `block_size` and `learning_rate` are the
     paper's for updates after every byte (Memora, appendix F.5):
 

@@ -11,6 +11,8 @@ from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArgu
 class MemoryTrainingArguments(MultiStreamTrainingArguments):
     """Arguments of both phases: independent blocks, with losses at some positions of each.
 
+    Own fields: `context_length`, `timesteps`, `start_share`, `eval_windows`.
+
     Defaults that differ from [`MultiStreamTrainingArguments`]:
 
     | argument | here | there | why |
@@ -80,6 +82,9 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
 class SmtTrainingArguments(MemoryTrainingArguments):
     """[`MemoryTrainingArguments`] of Supervised Memory Training, with the paper's defaults.
 
+    Own fields: `future_length`, `decoder_weight`, `dynamics_weight`, `uniformity_weight`, `detached`,
+    `uniformity_over`.
+
     Raises:
         ValueError: see [`MemoryTrainingArguments`]; or a length is below 1, a weight below 0, or the batch too small.
     """
@@ -118,6 +123,8 @@ class SmtTrainingArguments(MemoryTrainingArguments):
 @dataclass
 class DmtTrainingArguments(MemoryTrainingArguments):
     """[`MemoryTrainingArguments`] of DAgger Memory Training, with the paper's defaults.
+
+    Own fields: `rollout_length`, `gradient_steps`.
 
     Defaults that differ from [`MemoryTrainingArguments`]:
 
