@@ -87,7 +87,7 @@ def publish(name: str, run: Path, corpus: str, folder: Path) -> None:
     weights = provenance.weights = weights_fingerprint(model)
     settings = {"block_size": share.block_size, "state_carried": True}
     provenance.results = []
-    provenance.add_result(provenance.new_result(weights, Data.of(source), metrics, settings))
+    provenance.add_metrics(weights, Data.of(source), metrics, settings)
     prompt = "class Path"
     text = generate_samples(model, tokenizer, [prompt], 400, temperature=0.7)[0]
     provenance.sample = Sample(prompt, text, weights, 0.7)

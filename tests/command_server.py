@@ -26,8 +26,7 @@ _Process = subprocess.CompletedProcess
 _IMPORTS = (
     "hf_recurrent.cli.evaluate", "hf_recurrent.cli.generate", "hf_recurrent.cli.learn", "hf_recurrent.cli.main",
     "hf_recurrent.cli.pretrain", "hf_recurrent.cli.push_to_hub", "hf_recurrent.cli.reproduce",
-    "hf_recurrent.cli.score",     "hf_recurrent.trainers.multi_stream_trainer",
-    "hf_recurrent.trainers.online_trainer", "hf_recurrent.trainers.smt_trainer", "hf_recurrent.online.learner",
+    "hf_recurrent.cli.score", "hf_recurrent.trainers.public_trainers", "hf_recurrent.online.learner",
     "hf_recurrent.hub.checkpoint", "tensorboard.summary", "torch.utils.tensorboard",
 )  # fmt: skip
 _BARE_IMPORTS = (

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object, reduce
 from torch import nn
 from transformers import TrainingArguments
 
-from hf_recurrent.checkpoints.training_files import shareable_arguments
+from hf_recurrent.checkpoints.resumed_arguments import shareable_arguments
 from hf_recurrent.data.episode_source import check_window
 
 
@@ -45,7 +45,7 @@ def same_error() -> Iterator[None]:
         yield
     except _ERRORS as error:
         own = error
-    errors = _gathered(None if own is None else str(own) or type(own).__name__)
+    errors = gathered(None if own is None else str(own) or type(own).__name__)
     if own is not None:
         raise own
     for rank, error in enumerate(errors):
@@ -55,7 +55,7 @@ def same_error() -> Iterator[None]:
 
 def check_same(facts: dict[str, Any]) -> None:
     """Raise a ValueError in all processes that names the first of the `facts`, by argument, in which they differ."""
-    everywhere = _gathered(facts)
+    everywhere = gathered(facts)
     for name in facts:
         values = [other.get(name) for other in everywhere]
         for rank, value in enumerate(values):
@@ -77,16 +77,12 @@ def check_same_run(args: TrainingArguments, model: torch.nn.Module, sources: dic
     check_same(facts | {f"{name} of the model": value for name, value in config.items()})
 
 
-def _gathered(value: Any) -> list[Any]:
+def gathered(value: Any) -> list[Any]:
+    """An object of each process."""
     return gather_object([value]) if dist.is_initialized() else [value]
-
-
-def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
-    """Sums of the elements over all processes, which call this together."""
-    return reduce(values, reduction="sum")
 
 
 def total(value: float, device: torch.device) -> float | int:
     """Sum of a number over all processes, which call this together; in float64 where the device has it."""
     dtype = torch.float64 if isinstance(value, float) and device.type != "mps" else None
-    return sum_over_processes(torch.tensor([value], dtype=dtype, device=device)).item()
+    return reduce(torch.tensor([value], dtype=dtype, device=device), reduction="sum").item()

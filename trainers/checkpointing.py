@@ -2,12 +2,13 @@
 
 import json
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
@@ -27,28 +28,22 @@ from hf_recurrent.checkpoints.files import (
 )
 from hf_recurrent.checkpoints.fingerprints import adapter_parameters, weights_fingerprint
 from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
+from hf_recurrent.checkpoints.optimizer_state import load_optimizer, save_optimizer
 from hf_recurrent.checkpoints.provenance_files import write_provenance
 from hf_recurrent.checkpoints.resumed_arguments import (
     HYPERPARAMETERS,
+    SCHEDULE,
     changed_arguments,
     check_changes,
     check_length,
     describe_changes,
-    new_run_hint,
-    touches_schedule,
-)
-from hf_recurrent.checkpoints.training_files import (
-    load_optimizer,
     load_trainer_state,
-    random_states,
-    save_optimizer,
+    new_run_hint,
     save_trainer_state,
-    set_random_states,
-    sum_of_trees,
 )
 from hf_recurrent.checkpoints.weights import load_weights, save_weights
 from hf_recurrent.kernels.thread_count import num_threads
-from hf_recurrent.trainers.agreement import check_same, same_error, total
+from hf_recurrent.trainers.agreement import check_same, gathered, same_error, total
 from hf_recurrent.trainers.hub import push_checkpoint
 
 if TYPE_CHECKING:
@@ -99,9 +94,7 @@ class Checkpointing:
         trainer.set_epoch()
         run_dir = trainer._get_output_dir(trial=trial)
         final = os.path.join(run_dir, f"checkpoint-{trainer.state.global_step}")
-        best = self._best_checkpoint(run_dir)
-        if best is not None and (best == final or os.path.isdir(best)):
-            trainer.state.best_model_checkpoint = best
+        self._name_best_checkpoint(run_dir, final)
         with writing_checkpoint(final):
             self._write_files(final)
         if trainer.args.push_to_hub:
@@ -164,7 +157,7 @@ class Checkpointing:
     def _process_state(self) -> dict[str, Any]:
         """Random states of this process, and losses and counters since the last log."""
         trainer = self.trainer
-        return random_states(trainer.args.device) | {
+        return _random_states(trainer.args.device) | {
             "unlogged_loss": trainer._tr_loss,
             "last_logged_step": trainer._globalstep_last_logged,
             "counts": {"state_resets": trainer.progress.resets} | trainer.method.counters(),
@@ -180,9 +173,12 @@ class Checkpointing:
                 else:
                     states[name] = callback.state()
 
-    def _best_checkpoint(self, run_dir: str) -> str | None:
-        step = self.trainer.state.best_global_step
-        return os.path.join(run_dir, f"checkpoint-{step}") if step else None
+    def _name_best_checkpoint(self, run_dir: str, final: str | None = None) -> None:
+        """Let the trainer's state name the best checkpoint, which is `final` or exists already."""
+        state = self.trainer.state
+        best = os.path.join(run_dir, f"checkpoint-{state.best_global_step}")
+        if state.best_global_step and (best == final or os.path.isdir(best)):
+            state.best_model_checkpoint = best
 
     # ---- Resuming ----
 
@@ -223,8 +219,7 @@ class Checkpointing:
             check_manifest(checkpoint, args.process_index, args.world_size)
         except ValueError as error:
             damage = str(error)
-        found = gather_object([damage]) if args.world_size > 1 else [damage]
-        return next(filter(None, found), None)
+        return next(filter(None, gathered(damage)), None)
 
     def begin(self, checkpoint: str, rate_factor: float = 1.0) -> None:
         """Check that the run can continue a checkpoint of [`find`], and load weights and streams.
@@ -254,7 +249,7 @@ class Checkpointing:
         args, steps = self.trainer.args, self.trainer.num_training_steps
         self.changes = changed_arguments(checkpoint, args)
         check_changes(checkpoint, self.changes)
-        self._has_new_schedule = check_length(checkpoint, args, steps) | touches_schedule(self.changes)
+        self._has_new_schedule = check_length(checkpoint, args, steps) or not SCHEDULE.isdisjoint(self.changes)
         if self.changes and self.trainer.is_world_process_zero():
             logger.warning(describe_changes(self.changes, is_finished=step >= steps))
 
@@ -273,9 +268,7 @@ class Checkpointing:
             setattr(trainer.state, name, getattr(now, name))
         # The present arguments set the intervals.
         trainer.state.compute_steps(trainer.args, now.max_steps)
-        best = self._best_checkpoint(os.path.dirname(os.path.abspath(self.checkpoint)))
-        if best is not None and os.path.isdir(best):
-            trainer.state.best_model_checkpoint = best
+        self._name_best_checkpoint(os.path.dirname(os.path.abspath(self.checkpoint)))
 
         optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         given = [dict(group) for group in optimizer.param_groups]
@@ -314,13 +307,13 @@ class Checkpointing:
             stored_processes = read_manifest(checkpoint)["num_processes"]
             trees = [load_tree(checkpoint, f"process_rank{rank}") for rank in range(stored_processes)]
             tree = trees[min(args.process_index, stored_processes - 1)]
-            set_random_states(tree, args.device)
+            _set_random_states(tree, args.device)
             # Logs average the losses over the processes, and sum the counters.
             same = stored_processes == args.world_size
             losses = tree["unlogged_loss"] if same else torch.stack([part["unlogged_loss"] for part in trees]).mean(0)
             trainer._tr_loss = losses.to(args.device)
             counts = [tree["counts"]] if same else [part["counts"] for part in trees]
-            counters = sum_of_trees(counts, times=int(same or args.process_index == 0))
+            counters = _sum_of_trees(counts, times=int(same or args.process_index == 0))
             trainer.progress.resets = counters["state_resets"]
             trainer.method.load_counters(counters)
             if trainer.count_learning.memory is not None:
@@ -339,3 +332,35 @@ def _check_configuration(model: Any, path: str, checkpoint: str) -> None:
                 f"`{name}` of the model is {now[name]!r}, but {before[name]!r} in the checkpoint {checkpoint!r}; a "
                 f"resumed run cannot change it. {new_run_hint(checkpoint)}"
             )
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    """States of the random generators of this process, for [`save_tree`]."""
+    kind, key, *numpy_state = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, key.tolist(), *numpy_state],
+        "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if device.type == "cuda" else None,
+    }
+
+
+def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    """Restore [`_random_states`]."""
+    random.setstate(states["python"])
+    kind, key, *numpy_state = states["numpy"]
+    np.random.set_state((kind, np.array(key, dtype=np.uint32), *numpy_state))
+    torch.random.set_rng_state(states["torch"])
+    if states["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _sum_of_trees(trees: list[Any], times: int) -> Any:
+    """`times` × the sum of numbers, tensors or dictionaries of them; None if all are None."""
+    trees = [tree for tree in trees if tree is not None]
+    if not trees:
+        return None
+    if isinstance(trees[0], dict):
+        names = dict.fromkeys(name for tree in trees for name in tree)
+        return {name: _sum_of_trees([tree.get(name) for tree in trees], times) for name in names}
+    return sum(trees[1:], trees[0]) * times

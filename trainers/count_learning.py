@@ -30,7 +30,7 @@ class CountLearning:
         self.trainer = trainer
         self._thread = ThreadPoolExecutor(1, "count-learning")
         self._discount = trainer.args.count_discount
-        self._running: Future[tuple[float, float, int]] | None = None
+        self._running: Future[dict[str, float]] | None = None
         self.reset()
 
     @property
@@ -46,8 +46,8 @@ class CountLearning:
         # Of each micro-batch: its tensors, and the network's logits of its parts.
         self._blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]] = []
         self._documents: DocumentLearning | None = None  # until the first block
-        self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
-        self._planned_steps = 0  # of the run before which documents were read ahead
+        # Since the last log; and the steps of the run before which documents were read ahead.
+        self._sums = {"nats": 0.0, "network_nats": 0.0, "bytes": 0, "planned_steps": 0}
         if is_new and self.trainer.args.count_bytes:
             self._read_ahead()
 
@@ -56,8 +56,8 @@ class CountLearning:
         args, corpus = self.trainer.args, self.trainer.train_dataset
         if self.memory is None or not isinstance(corpus, Corpus) or args.regime != "multi_stream":
             return
-        self._planned_steps = self.trainer.num_training_steps
-        counted = {"count_bytes": args.count_bytes, "planned_steps": self._planned_steps}
+        self._sums["planned_steps"] = self.trainer.num_training_steps
+        counted = self.settings()
         read = TrainingBytes(corpus, args.num_streams, args.block_size, args.stream_seed, steps=0, **counted)
         documents = tqdm(read.ahead, "counting documents", disable=args.disable_tqdm, leave=False)
         self._documents = DocumentLearning(self.memory, args.num_streams)
@@ -65,8 +65,8 @@ class CountLearning:
 
     def settings(self) -> dict[str, float]:
         """For the record, if the memory has read ahead: what determines the documents."""
-        planned = {"count_bytes": self.trainer.args.count_bytes, "planned_steps": self._planned_steps}
-        return planned if self._planned_steps else {}
+        steps = self._sums["planned_steps"]
+        return {"count_bytes": self.trainer.args.count_bytes, "planned_steps": steps} if steps else {}
 
     def buffer_names(self, model: torch.nn.Module) -> list[str]:
         """Names of the memory's tensors in the module that is trained."""
@@ -118,10 +118,8 @@ class CountLearning:
         """Wait until the block is learned; only then may the memory be read."""
         if self._running is not None:
             running, self._running = self._running, None
-            nats, network_nats, count = running.result()
-            self._nats += nats
-            self._network_nats += network_nats
-            self._bytes += count
+            for name, value in running.result().items():
+                self._sums[name] += value
 
     def _learn(self) -> None:
         blocks, self._blocks = self._blocks, []
@@ -133,7 +131,7 @@ class CountLearning:
             blocks = [({name: gather(tensor) for name, tensor in _joined(blocks).items()}, [])]
         self._running = self._thread.submit(self._read, blocks)
 
-    def _read(self, blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> tuple[float, float, int]:
+    def _read(self, blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> dict[str, float]:
         """Learn the blocks of a step; returns nats, nats of the network with a discount, and the number of targets."""
         with beside_kernels():
             joined = _joined(blocks)
@@ -144,17 +142,18 @@ class CountLearning:
             nats = self._documents.read(block, network)
             if self._discount and network is not None:
                 network_nats = float(cross_entropy(network.flatten(0, 1), labels.flatten(), reduction="sum"))
-        return float(nats.sum(dtype=torch.float64)), network_nats, int((labels != IGNORE_INDEX).sum())
+        count = int((labels != IGNORE_INDEX).sum())
+        return {"nats": float(nats.sum(dtype=torch.float64)), "network_nats": network_nats, "bytes": count}
 
     def metrics(self) -> dict[str, float]:
         """Bits per byte of both since the last log, and of the network, where a weighted loss does not tell them.
 
         Then counting starts again.
         """
-        if not self._bytes:
+        if not self._sums["bytes"]:
             return {}
-        mixed, network = (nats / math.log(2) / self._bytes for nats in (self._nats, self._network_nats))
-        self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
+        mixed, network = (self._sums[name] / math.log(2) / self._sums["bytes"] for name in ("nats", "network_nats"))
+        self._sums |= {"nats": 0.0, "network_nats": 0.0, "bytes": 0}
         return ({"bits_per_byte": network} if network else {}) | {"mixed_bits_per_byte": mixed}
 
     def finish(self) -> None:
@@ -164,23 +163,15 @@ class CountLearning:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors that streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
-        tensors = {} if self._documents is None else self._documents.tensors
-        return {
-            **tensors,
-            "nats": self._nats,
-            "network_nats": self._network_nats,
-            "bytes": self._bytes,
-            "planned_steps": self._planned_steps,
-        }
+        return ({} if self._documents is None else self._documents.tensors) | self._sums
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continue from [`state_dict`]."""
         if "state" in values:
             self._documents = DocumentLearning(self.memory, len(values["state"]))
             self._documents.tensors = {name: values[name] for name in self._documents.tensors}
-        self._nats, self._bytes = values["nats"], values["bytes"]
-        self._network_nats = values.get("network_nats", 0.0)  # earlier checkpoints have none
-        self._planned_steps = values.get("planned_steps", 0)  # nor this
+        # Earlier checkpoints lack some.
+        self._sums |= {name: values[name] for name in self._sums if name in values}
 
 
 def _joined(blocks: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]]) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """`DivergenceGuard`: NaN and infinite losses, gradients and weights stop training, or send it back to a checkpoint."""
 
 from collections.abc import Callable, Iterable
+from math import isfinite
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -94,7 +95,7 @@ class DivergenceGuard:
             diverged = total(int(diverged), trainer.args.device) > 0
         if diverged:
             raise _error(trainer.model, trainer.state.global_step + 1, float(loss), float(norm))
-        self.clipped_to = max_norm if _is_finite(max_norm) else None
+        self.clipped_to = max_norm if isfinite(max_norm) else None
         if self.clipped_to is not None:
             clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
@@ -115,13 +116,9 @@ def _error(model: nn.Module, step: int, loss: float, norm: float) -> NonFiniteLo
     """The error for a step whose loss or norm of the gradient is not finite."""
     gradients = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
     first = next((name for name, gradient in gradients if not is_finite(gradient)), None)
-    causes = [f"the loss is {loss}"] if not _is_finite(loss) else []
+    causes = [f"the loss is {loss}"] if not isfinite(loss) else []
     if first is not None:
         causes.append(f"the gradient of `{first}` is NaN or infinite")
-    elif not _is_finite(norm):
+    elif not isfinite(norm):
         causes.append(f"the norm of the gradient is {norm}")
     return NonFiniteLossError(f"Training diverged in step {step}: {' and '.join(causes)}. The step was not applied.")
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")

@@ -7,6 +7,7 @@ keeps its part of one layer at a time. So the weights do not depend on the numbe
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -63,12 +64,8 @@ def build_on_meta(build: Callable[[], Built]) -> Built:
 def initialize_parts(model: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
     """Give a sharded model on the meta device its initial weights, one layer at a time; no communication.
 
-    A model that [`build_on_meta`] has not built takes numbers from where the generator stands.
-
-    Args:
-        model: after `fully_shard`.
-        layers: its parts that are whole in memory one after another, outermost first; then what is outside of them.
-        device: where the parts of this process are kept.
+    Its `layers`, outermost first, are whole in memory one after another; then the rest. `device` keeps the parts of
+    this process. A model that [`build_on_meta`] has not built takes numbers from where the generator stands.
     """
     _to_empty(model, device)
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
@@ -78,7 +75,7 @@ def initialize_parts(model: nn.Module, layers: Sequence[nn.Module], device: torc
         module._is_hf_initialized = False
     units = _Units(model, layers)
     for part in models:
-        part._init_weights = units.initialization(part._init_weights)
+        part._init_weights = partial(units.initialize, part._init_weights)
     try:
         for part, state in noted or [(part, None) for part in models]:
             if state is not None:
@@ -129,18 +126,14 @@ class _Units:
             for name in getattr(part, "all_tied_weights_keys", None) or ()
         }
 
-    def initialization(self, initialize: Callable[[nn.Module], None]) -> Callable[[nn.Module], None]:
-        """`_init_weights` of a model whose parameters are sharded."""
-
-        def initialize_part(module: nn.Module) -> None:
-            for left in [unit for unit in self.whole if module not in self.modules_of[unit]]:
-                self.shard(left)
-            unit = self.unit_of[module]
-            if unit not in self.whole:
-                self.whole[unit] = self.make_whole(unit)
-            initialize(module)
-
-        return initialize_part
+    def initialize(self, init_weights: Callable[[nn.Module], None], module: nn.Module) -> None:
+        """Call `_init_weights` of a model, whose parameters are sharded, for a module that is whole."""
+        for left in [unit for unit in self.whole if module not in self.modules_of[unit]]:
+            self.shard(left)
+        unit = self.unit_of[module]
+        if unit not in self.whole:
+            self.whole[unit] = self.make_whole(unit)
+        init_weights(module)
 
     def make_whole(self, unit: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
         """Replace the sharded parameters of a unit by empty ones; returns them with their places."""

@@ -1,5 +1,6 @@
 """`PhaseRecords`: records how a trainer trains its weights, while it happens."""
 
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
@@ -19,9 +20,6 @@ from hf_recurrent.data.episode_source import EpisodeSource
 
 if TYPE_CHECKING:
     from hf_recurrent.trainers.stream_trainer import StreamTrainer
-
-# Results of an evaluation that tell about the machine.
-_NOT_MEASURED = ("runtime", "bytes_per_second", "samples_per_second", "steps_per_second")
 
 
 class PhaseRecords:
@@ -50,7 +48,12 @@ class PhaseRecords:
         weights = weights_fingerprint(model)
         if recorder is not None:
             recorder.update(self.trainer.state.global_step, self.tokens_read, self._settings())
-            recorder.phase.curve = self._training_curve()
+            curve = [
+                [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
+                for entry in self.trainer.state.log_history
+                if "bytes_seen" in entry and isfinite(entry.get("bits_per_byte", nan))
+            ]
+            recorder.phase.curve = thin_out(curve)
             for data in recorder.phase.data:
                 data.read = recorder.phase.read
         elif provenance.weights not in (None, weights):
@@ -103,15 +106,10 @@ class PhaseRecords:
     def add_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
         provenance = self.record()
-        finite = {
-            name: value
-            for name, value in metrics.items()
-            if name not in _NOT_MEASURED and isinstance(value, int | float) and abs(value) < float("inf")
-        }
         trained_on = {data.fingerprint for phase in provenance.phases for data in phase.data}
         is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
         settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
-        provenance.add_result(provenance.new_result(provenance.weights, Data.of(source), finite, settings))
+        provenance.add_metrics(provenance.weights, Data.of(source), metrics, settings)
 
     # ---- Facts ----
 
@@ -152,14 +150,6 @@ class PhaseRecords:
         )
         trainer.method.begin_phase(phase, self.provenance)
         return phase
-
-    def _training_curve(self) -> list[list[float]]:
-        points = [
-            [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
-            for entry in self.trainer.state.log_history
-            if "bits_per_byte" in entry and "bytes_seen" in entry and abs(entry["bits_per_byte"]) < float("inf")
-        ]
-        return thin_out(points)
 
 
 def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:

@@ -30,17 +30,11 @@ _REQUEST = "ACCELERATE_USE_FSDP"
 
 @dataclass(frozen=True)
 class ShardingSettings:
-    """Settings of FSDP2, as `accelerate launch` (or `torchrun`) gives them in environment variables.
+    """Settings of FSDP2, as `accelerate launch` (or `torchrun`) gives them in environment variables."""
 
-    Args:
-        offload: keep the parts of a process in the memory of the CPU, and optimize there.
-        reshard_after_forward: free the weights of a layer after its forward pass, and gather them again for backward.
-        activation_checkpointing: recompute the activations of a layer in the backward pass.
-    """
-
-    offload: bool = False
-    reshard_after_forward: bool = True
-    activation_checkpointing: bool = False
+    offload: bool = False  # keep the parts of a process in the memory of the CPU, and optimize there
+    reshard_after_forward: bool = True  # free the weights of a layer after its forward pass, and gather them again
+    activation_checkpointing: bool = False  # recompute the activations of a layer in the backward pass
 
 
 def requested_sharding(environment: Mapping[str, str] = os.environ) -> ShardingSettings | None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+from accelerate.utils import reduce
 from torch import nn
 
 from hf_recurrent.interruption import StopRequest, stop_on_signals
-from hf_recurrent.trainers.agreement import sum_over_processes
+from hf_recurrent.trainers.agreement import total
 from hf_recurrent.trainers.sharding import EarlyStop, Replication
 
 
@@ -56,10 +57,10 @@ class StopSignals:
 
     def sum_and_agree(self, count: int) -> torch.Tensor:
         """Sum of a count over all processes, which at the same time agree whether to stop after this step."""
-        total = sum_over_processes(torch.tensor([count, self.is_requested], device=self.device))
+        sums = reduce(torch.tensor([count, self.is_requested], device=self.device), reduction="sum")
         if self.num_processes > 1:
-            self._agreed = bool(total[1])
-        return total[0]
+            self._agreed = bool(sums[1])
+        return sums[0]
 
     @contextmanager
     def stoppable(self, model: nn.Module) -> Iterator[None]:
@@ -77,6 +78,6 @@ class StopSignals:
                 yield
         except EarlyStop:
             stopped = True
-        if self.request is not None and int(sum_over_processes(torch.tensor([int(stopped)], device=self.device))):
+        if self.request is not None and total(int(stopped), self.device):
             self._agreed = True
             raise EvaluationStopped

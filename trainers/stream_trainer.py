@@ -135,10 +135,10 @@ class StreamTrainer(Trainer):
         method.reset()
 
     def _add_callbacks(self) -> None:
-        self.add_callback(LoopCallback(self.begin_steps, self.signals))
+        self.add_callback(LoopCallback(self))
         self._bar = replace_progress_bar(self)
         if self.args.sample_every:
-            self.add_callback(SampleCallback(self.processing_class, self.args, self.throughput, self.model_for_first))
+            self.add_callback(SampleCallback(self))
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator; a sharded model is not prepared by it, and gradients are checked when clipped."""

@@ -16,12 +16,8 @@ class TableGradients:
     """Sparse gradients of a model's tables: ordered by row, and averaged over processes.
 
     Every process has whole tables, also if other weights are sharded (FSDP2). DDP leaves tables to this class, since
-    NCCL cannot reduce sparse gradients: processes exchange the rows that they touched.
-
-    Args:
-        model: the module to train, before DDP wraps it.
-        world_size: number of processes.
-        learned_alike: names of buffers that all processes change in the same way, which DDP need not broadcast.
+    NCCL cannot reduce sparse gradients: processes exchange the rows that they touched. Nor does DDP need to
+    broadcast the buffers named in `learned_alike`, which all processes change in the same way.
     """
 
     def __init__(self, model: nn.Module, world_size: int, learned_alike: Sequence[str] = ()):

@@ -2,17 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 
 from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.evaluation.samples import generate_samples
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
-from hf_recurrent.trainers.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 
 class Throughput:
@@ -41,16 +43,16 @@ class Throughput:
 
 
 class LoopCallback(TrainerCallback):
-    """Calls `begin` right before the first step, and saves and ends training when a stop is due."""
+    """Calls `begin_steps` right before the first step, and saves and ends training when a stop is due."""
 
-    def __init__(self, begin: Callable[[], None], signals: StopSignals):
-        self._begin, self._signals = begin, signals
+    def __init__(self, trainer: "StreamTrainer"):
+        self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self._begin()
+        self.trainer.begin_steps()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self._signals.stop_is_due:
+        if self.trainer.signals.stop_is_due:
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
@@ -102,7 +104,7 @@ class BytesProgressCallback(ProgressCallback):
             tqdm.write(f"step {state.global_step}: {words}", file=sys.stderr)
 
 
-def replace_progress_bar(trainer: Trainer) -> BytesProgressCallback | None:
+def replace_progress_bar(trainer: "StreamTrainer") -> BytesProgressCallback | None:
     """Give a trainer our progress bar in place of its own; None if it has none."""
     if trainer.pop_callback(ProgressCallback) is None:
         return None
@@ -115,25 +117,18 @@ class SampleCallback(TrainerCallback):
     """Prints samples of the model every `args.sample_every` steps, in the first process.
 
     Random states and the model's mode are restored: training is bit for bit the same with and without samples.
-    `model_for_first` gives the model to sample from, in the first process.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        args: MultiStreamTrainingArguments,
-        throughput: Throughput,
-        model_for_first: Callable[[], AbstractContextManager[PreTrainedModel]],
-    ):
-        self.tokenizer, self.args, self.throughput, self.model_for_first = tokenizer, args, throughput, model_for_first
+    def __init__(self, trainer: "StreamTrainer"):
+        self.trainer = trainer
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % self.args.sample_every:
+        if state.global_step % args.sample_every:
             return
-        prompts = self.args.sample_prompts
-        with self.throughput.paused(), self.model_for_first() as model:
+        prompts, tokenizer = args.sample_prompts, self.trainer.processing_class
+        with self.trainer.throughput.paused(), self.trainer.model_for_first() as model:
             if not state.is_world_process_zero:
                 return
-            texts = generate_samples(model, self.tokenizer, prompts, self.args.sample_bytes)
+            texts = generate_samples(model, tokenizer, prompts, args.sample_bytes)
             for prompt, text in zip(prompts, texts, strict=True):
                 tqdm.write(f"--- step {state.global_step}: sample after {prompt!r}\n{prompt}{text}\n---")

@@ -29,11 +29,9 @@ _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 
 
 def save_tree(tree: Any, directory: str | os.PathLike, name: str, *, writes: bool = True) -> None:
-    """Write `tree` as NAME.json and NAME.safetensors, tensor by tensor.
+    """Write `tree` as NAME.json and NAME.safetensors, tensor by tensor; a TypeError for other types.
 
-    Args:
-        tree: numbers, texts and tensors, or a TypeError is raised; of sharded tensors, all processes give their parts.
-        writes: False for a process that only takes part in gathering the tensors.
+    Of sharded tensors, all processes give their parts, also those that do not write.
     """
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(tree, name, tensors)
@@ -47,9 +45,7 @@ def load_tree(
 ) -> Any:
     """Read the files of [`save_tree`], tensor by tensor; raise a ValueError if one is missing or damaged.
 
-    Args:
-        place: maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor, on the CPU, to its
-            replacement, such as this process's part of it.
+    `place` maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor to its replacement.
     """
     structure = read_json(os.path.join(directory, f"{name}.json"))
     with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path, open_tensors(path) as file:

@@ -12,13 +12,9 @@ _CLIENTS = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 
 
 def check_repository(name: str, kind: str = "model") -> None:
-    """Raise an OSError of one sentence if a repository does not exist or the Hub does not answer.
+    """Raise an OSError of one sentence if the repository of a model or dataset is missing or the Hub does not answer.
 
     Nothing is asked for a directory, a repository in the cache, and in offline mode.
-
-    Args:
-        name: directory, or owner/name on the Hub.
-        kind: "model" or "dataset".
     """
     if os.path.isdir(name) or constants.HF_HUB_OFFLINE:
         return

@@ -1,5 +1,6 @@
 """Saving and restoring an optimizer; values from a file are checked before torch uses them."""
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_recurrent.checkpoints.files import load_tree, read_json, reading_checkpoint, save_tree, write_json
 from hf_recurrent.checkpoints.tensor_files import is_sharded, own_part
 
 # Optimizers of torch with states of other shapes than their parameters.
@@ -14,6 +16,40 @@ _FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)
 # Modules of optimizers with states of the shape of their parameters.
 _ELEMENTWISE = ("torch.optim", "hf_recurrent.")
 _LARGEST_TABLE = 4096  # elements of the lookup table of a quantized state
+
+
+def save_optimizer(
+    optimizer: Any, schedule: Any, scaler: Any, directory: str | os.PathLike, *, takes_part: bool, writes: bool
+) -> None:
+    """Write the state of an optimizer, of its schedule of learning rates, and of a gradient scaler (float16).
+
+    A process `takes_part` if it has a part of the states; all of these gather them, and the one that `writes` saves.
+    """
+    if takes_part:
+        save_tree(optimizer_state(optimizer), directory, "optimizer", writes=writes)
+    if writes:
+        save_tree(schedule.state_dict(), directory, "scheduler")
+        if scaler is not None:
+            write_json(scaler.state_dict(), os.path.join(directory, "scaler.json"))
+
+
+def load_optimizer(optimizer: Any, schedule: Any, scaler: Any, checkpoint: str | os.PathLike) -> None:
+    """Restore the files of [`save_optimizer`].
+
+    Raises:
+        ValueError: a file is missing or damaged, or belongs to another optimizer or schedule.
+    """
+    with reading_checkpoint(checkpoint):
+        load_optimizer_state(optimizer, load_tree(checkpoint, "optimizer", _own_part_of_state(optimizer)))
+        saved, own = load_tree(checkpoint, "scheduler"), schedule.state_dict()
+        for name, value in saved.items():
+            if type(value) is not type(own.get(name)) or (isinstance(value, list) and len(value) != len(own[name])):
+                raise ValueError(f"{checkpoint!r} has another learning rate schedule: `{name}` is {value!r}.")
+        schedule.load_state_dict(saved)
+    path = os.path.join(checkpoint, "scaler.json")
+    if scaler is not None and os.path.isfile(path):
+        with reading_checkpoint(path):
+            scaler.load_state_dict(read_json(path))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -26,14 +62,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
     torch's fused optimizers do not check shapes: a state of another shape would be read out of bounds.
 
-    Earlier versions did not save the class.
-
     Raises:
         ValueError: it is damaged, or belongs to another optimizer or other parameters.
     """
     own = _unwrapped(optimizer)
     try:
-        before, states = saved.get("class", type(own).__name__), dict(saved["state"])
+        before, states = saved.get("class", type(own).__name__), dict(saved["state"])  # earlier versions save no class
         groups = [dict(group) for group in saved["param_groups"]]
         numbers = [group["params"] for group in groups]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -61,7 +95,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
-def own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.Tensor], torch.Tensor]:
+def _own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.Tensor], torch.Tensor]:
     """The `place` argument of `load_tree`: of the state of a sharded parameter, this process keeps its part."""
     parameters = [parameter for group in _unwrapped(optimizer).param_groups for parameter in group["params"]]
 

@@ -61,13 +61,11 @@ def find_provenance(model: nn.Module) -> Provenance:
     """
     location, current = _location(model), weights_fingerprint(model)
     found = _remembered(model) or _read_if_possible(location)
-    adapter = adapter_weights(model)
+    adapter, gaps = adapter_weights(model), []
     if adapter is not None and (found is None or found.weights != current) and model not in _LOCATIONS:
         inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of a PeftModel
         found = _remembered(inside) or _read_if_possible(location)
         current, gaps = base_weights_fingerprint(model), _gaps_of_adapter(adapter)
-    else:
-        gaps = []
     if found is None:
         gaps += [f"The training of `{public_name(location)}` was not recorded."] if location else []
         return Provenance(weights=current, gaps=gaps)

@@ -56,12 +56,8 @@ _HYPERPARAMETERS = ("optimizer", "weight_decay", "betas", "eps", "alpha", "momen
 class PhaseRecorder:
     """Records the steps of one optimizer as a segment of a phase.
 
-    The segment is joined with the one before if nothing but the steps differs. A phase without steps is not added.
-
-    Args:
-        phase: a new phase, or the last one of `provenance` to extend it.
-        optimizer: of torch, or accelerate's wrapper of one; its rates are read at every step.
-        step: number of finished steps.
+    The segment is joined with the one before if nothing but the steps differs. `phase` is new, or the last one of
+    `provenance`, which is extended. A phase without steps is not added. `step` have finished before.
     """
 
     def __init__(

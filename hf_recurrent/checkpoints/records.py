@@ -9,10 +9,11 @@ Settings and rates are read from optimizer, schedule and trainer while they act,
 """
 
 import dataclasses
-import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from hf_recurrent.checkpoints.privacy import public_data_name
@@ -23,22 +24,14 @@ FORMAT = 1
 
 @dataclass
 class Data:
-    """Data of a phase.
+    """Data of a phase."""
 
-    Args:
-        name: without folders.
-        unit: "byte", "symbol" or "pixel".
-        size: number of tokens; None for an endless source.
-        documents: number of documents or examples, where it is known.
-        read: tokens that were trained on.
-    """
-
-    name: str
+    name: str  # without folders
     fingerprint: str
-    unit: str = "byte"
-    size: int | None = None
-    documents: int | None = None
-    read: int = 0
+    unit: str = "byte"  # or "symbol" or "pixel"
+    size: int | None = None  # number of tokens; None for an endless source
+    documents: int | None = None  # number of documents or examples, where it is known
+    read: int = 0  # tokens that were trained on
 
     @classmethod
     def of(cls, source: Any) -> "Data":
@@ -71,85 +64,53 @@ class Rate:
 
 @dataclass
 class Segment:
-    """Consecutive steps of a phase with the same settings on the same hardware.
+    """Consecutive steps of a phase with the same settings on the same hardware."""
 
-    Args:
-        first_step, last_step: number of finished steps before and after it.
-        read: tokens that were trained on.
-        settings: names and values that acted, such as `streams` and `schedule`.
-        rates: one entry for each group of parameters.
-        versions: package → version.
-        started: time in UTC, ISO 8601.
-        seconds: duration, with evaluations and saving.
-        cpu_seconds: CPU time of the main process, all its threads; None in records of earlier versions.
-        joules: energy of the processors ([`EnergyMeter`]); None where it cannot be measured.
-        resumed: number of times that it was resumed from a checkpoint.
-    """
-
-    first_step: int
-    last_step: int
-    read: int
+    first_step: int  # number of finished steps before it
+    last_step: int  # number of finished steps after it
+    read: int  # tokens that were trained on
     processes: int
-    settings: dict[str, Any]
-    rates: list[Rate]
-    versions: dict[str, str]
+    settings: dict[str, Any]  # names and values that acted, such as `streams` and `schedule`
+    rates: list[Rate]  # one entry for each group of parameters
+    versions: dict[str, str]  # package → version
     hardware: str
-    started: str
-    seconds: float = 0.0
-    resumed: int = 0
-    cpu_seconds: float | None = None
-    joules: float | None = None
+    started: str  # time in UTC, ISO 8601
+    seconds: float = 0.0  # duration, with evaluations and saving
+    resumed: int = 0  # number of times that it was resumed from a checkpoint
+    cpu_seconds: float | None = None  # of the main process, all its threads; None in records of earlier versions
+    joules: float | None = None  # energy of the processors ([`EnergyMeter`]); None where it cannot be measured
 
 
 @dataclass
 class Base:
-    """The saved model that a phase began with.
+    """The saved model that a phase began with."""
 
-    Args:
-        name: name on the Hub, or the last part of a directory.
-        weights: fingerprint of its weights ([`weights_fingerprint`]).
-        license: licence of its card, if it has one.
-    """
-
-    name: str
-    weights: str
-    license: str | None = None
+    name: str  # on the Hub, or the last part of a directory
+    weights: str  # fingerprint ([`weights_fingerprint`])
+    license: str | None = None  # of its card, if it has one
 
 
 @dataclass
 class Teacher:
-    """The teacher of a phase of SMT or DMT that was trained before it.
+    """The teacher of a phase of SMT or DMT that was trained before it."""
 
-    Args:
-        weights: fingerprint of its weights when the phase began.
-        phases: its own training; empty if earlier phases here have it.
-    """
-
-    weights: str
-    phases: list["Phase"] = field(default_factory=list)
+    weights: str  # fingerprint when the phase began
+    phases: list["Phase"] = field(default_factory=list)  # its own training; empty if earlier phases here have it
 
 
 @dataclass
 class Phase:
-    """Training by one method.
+    """Training by one method."""
 
-    Args:
-        method: "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt".
-        base: the saved model that it began with; None for new weights, and for the weights of the phase before.
-        parameters, trained_parameters: number of parameters of the saved model, and of those that were updated.
-        adapter: type and settings of the adapter (PEFT) that was trained.
-        curve: pairs of tokens read and training bits per token.
-    """
-
-    method: str
+    method: str  # "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt"
     data: list[Data]
     segments: list[Segment] = field(default_factory=list)
-    base: Base | None = None
-    parameters: int | None = None
-    trained_parameters: int | None = None
-    adapter: dict[str, Any] | None = None
+    base: Base | None = None  # None for new weights, and for the weights of the phase before
+    parameters: int | None = None  # number of them in the saved model
+    trained_parameters: int | None = None  # number of those that were updated
+    adapter: dict[str, Any] | None = None  # type and settings of the adapter (PEFT) that was trained
     teacher: Teacher | None = None
-    curve: list[list[float]] = field(default_factory=list)
+    curve: list[list[float]] = field(default_factory=list)  # pairs of tokens read and training bits per token
     recipe: str | None = None
 
     @property
@@ -170,22 +131,14 @@ class Phase:
 
 @dataclass
 class Result:
-    """A measurement.
+    """A measurement."""
 
-    Args:
-        phase: number of phases that had begun, the current one included.
-        step: optimizer steps of the current phase.
-        weights: fingerprint of the weights that were measured.
-        metrics: name → finite number.
-        settings: how they were measured, such as `block_size`.
-    """
-
-    phase: int
-    step: int
-    weights: str
+    phase: int  # number of phases that had begun, the current one included
+    step: int  # optimizer steps of the current phase
+    weights: str  # fingerprint of the weights that were measured
     data: Data
-    metrics: dict[str, float]
-    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float]  # finite numbers
+    settings: dict[str, Any] = field(default_factory=dict)  # how they were measured, such as `block_size`
 
 
 @dataclass
@@ -200,18 +153,13 @@ class Sample:
 
 @dataclass
 class Provenance:
-    """Everything that is known about the training of a model's weights.
-
-    Args:
-        weights: fingerprint of the weights that it describes ([`weights_fingerprint`]).
-        gaps: sentences about training that was not recorded.
-    """
+    """Everything that is known about the training of a model's weights."""
 
     phases: list[Phase] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    weights: str | None = None
+    weights: str | None = None  # fingerprint of the weights that it describes ([`weights_fingerprint`])
     sample: Sample | None = None
-    gaps: list[str] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)  # sentences about training that was not recorded
 
     @property
     def is_empty(self) -> bool:
@@ -225,10 +173,11 @@ class Provenance:
         }
         return list(last.values())
 
-    def new_result(self, weights: str, data: Data, metrics: dict[str, float], settings: dict[str, Any]) -> Result:
-        """A measurement at the last recorded step."""
+    def add_metrics(self, weights: str, data: Data, metrics: Mapping[str, Any], settings: dict[str, Any]) -> None:
+        """Add those metrics of weights at the last recorded step that are finite numbers; see [`add_result`]."""
         step = self.phases[-1].steps if self.phases else 0
-        return Result(len(self.phases), step, weights, data, metrics, settings)
+        finite = {name: value for name, value in metrics.items() if isinstance(value, int | float) and isfinite(value)}
+        self.add_result(Result(len(self.phases), step, weights, data, finite, settings))
 
     def add_result(self, result: Result) -> None:
         """Add a measurement; it replaces one of the same weights, data and settings."""
@@ -284,7 +233,7 @@ def _decode(value: Any, kind: Any, place: str) -> Any:
         return None if value is None else _decode(value, arguments[0], place)
     base = dict if dataclasses.is_dataclass(kind) else origin or kind
     if base is float:
-        matches = type(value) in (int, float) and math.isfinite(value)
+        matches = type(value) in (int, float) and isfinite(value)
     else:
         matches = type(value) is base and (base is not int or 0 <= value < 2**63)
     if not matches:

@@ -1,14 +1,20 @@
-"""Arguments that differ when a run is resumed: each acts, is refused, or is named as without effect."""
+"""Trainer state and arguments of a checkpoint; arguments that differ in a resumed run act, are refused, or are named.
+
+The files have nothing that belongs to this machine: checkpoints may be uploaded.
+"""
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
-from hf_recurrent.checkpoints.files import read_json
-from hf_recurrent.checkpoints.training_files import ARGUMENTS_FILE, TRAINER_STATE_FILE, shareable_arguments
+from hf_recurrent.checkpoints.files import read_json, reading_checkpoint, write_json
 
+TRAINER_STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.json"
+_LOCAL = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "local_rank"}
+_COUNTS = ("global_step", "max_steps", "logging_steps", "eval_steps", "save_steps", "num_input_tokens_seen")
 _FIXED = """
     auto_find_batch_size bf16_full_eval block_size context_length count_bytes data_seed deepspeed fp16_full_eval fsdp
     fsdp_config future_length greater_is_better ignore_data_skip label_names label_smoothing_factor
@@ -24,7 +30,7 @@ _IGNORED = """
 # All others act from the resumed step on, and are named.
 FIXED, IGNORED = frozenset(_FIXED.split()), frozenset(_IGNORED.split())
 # The learning rate follows the new schedule from the resumed step on.
-_SCHEDULE = frozenset((
+SCHEDULE = frozenset((
     "learning_rate", "matrix_learning_rate", "table_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
 ))  # fmt: skip
@@ -32,6 +38,39 @@ _SCHEDULE = frozenset((
 HYPERPARAMETERS = {"weight_decay": "weight_decay", "betas": "adam_beta1 adam_beta2", "eps": "adam_epsilon"}
 # Schedules that do not depend on the number of steps.
 _ENDLESS = ("constant", "constant_with_warmup")
+
+
+def save_trainer_state(state: TrainerState, args: TrainingArguments, directory: str | os.PathLike) -> None:
+    """Write `trainer_state.json` and `training_args.json`, without local paths."""
+    # The best checkpoint is found again by its step.
+    replace(state, best_model_checkpoint=None).save_to_json(os.path.join(directory, TRAINER_STATE_FILE))
+    write_json(shareable_arguments(args), os.path.join(directory, ARGUMENTS_FILE))
+
+
+def load_trainer_state(checkpoint: str | os.PathLike) -> TrainerState:
+    """Read `trainer_state.json`; raise a ValueError if it is missing or damaged."""
+    with reading_checkpoint(os.path.join(checkpoint, TRAINER_STATE_FILE)) as path:
+        state = TrainerState.load_from_json(path)
+        for name in _COUNTS:
+            value = getattr(state, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 2**63:
+                raise ValueError(f"`{path}` is damaged: `{name}` is {value!r}.")
+        if not isinstance(state.log_history, list) or not all(isinstance(entry, dict) for entry in state.log_history):
+            raise ValueError(f"`{path}` is damaged: `log_history` must be a list of dictionaries.")
+        if not isinstance(state.stateful_callbacks, dict) or "TrainerControl" not in state.stateful_callbacks:
+            raise ValueError(f"`{path}` is damaged: `stateful_callbacks` must have a `TrainerControl`.")
+    return state
+
+
+def shareable_arguments(args: TrainingArguments) -> dict[str, Any]:
+    """JSON values of the arguments, without tokens, directories and other local paths."""
+    values = json.loads(json.dumps(args.to_dict(), default=str))
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _LOCAL and not name.endswith("_token")
+        if not (isinstance(value, str) and (value.startswith(("~", ".")) or os.path.isabs(value)))
+    }
 
 
 def changed_arguments(checkpoint: str | os.PathLike, args: TrainingArguments) -> dict[str, tuple[Any, Any]]:
@@ -99,8 +138,3 @@ def new_run_hint(checkpoint: str | os.PathLike) -> str:
     """A hint for training the model of a checkpoint with other settings."""
     directory = os.path.dirname(os.path.normpath(checkpoint)) or os.curdir
     return f"To train its model further, start a new run with --model {directory}"
-
-
-def touches_schedule(changes: dict[str, tuple[Any, Any]]) -> bool:
-    """True if a changed argument changes the schedule of learning rates."""
-    return not _SCHEDULE.isdisjoint(changes)

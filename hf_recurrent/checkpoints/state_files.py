@@ -97,11 +97,8 @@ def unpack_state(
     """The state in the content of a file, and its metadata.
 
     Args:
-        data: the content.
         name: of the file or argument, for errors.
-        model: with the weights that the state belongs to.
-        device: of the tensors; by default the model's.
-        other_weights: hashes of other weights whose states are allowed.
+        other_weights: hashes of weights, other than the model's, whose states are allowed.
         check: raises a ValueError for a state of another layout; by default, of the layout of a recurrent model.
 
     Raises:

@@ -10,7 +10,7 @@ tensors that are not sharded pass through.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 def is_sharded(tensor: object) -> bool:
     """True if every process holds a part of `tensor`."""
     return isinstance(tensor, DTensor)
-
-
-def any_sharded(tensors: Iterable[torch.Tensor]) -> bool:
-    """True if every process holds a part of some of the tensors."""
-    return any(map(is_sharded, tensors))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

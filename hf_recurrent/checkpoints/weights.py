@@ -9,7 +9,7 @@ from collections.abc import Collection
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.files import read_json
-from hf_recurrent.checkpoints.tensor_files import any_sharded, copy_whole, open_tensors, whole, write_tensors
+from hf_recurrent.checkpoints.tensor_files import copy_whole, is_sharded, open_tensors, whole, write_tensors
 from hf_recurrent.modeling.units.own_code import compare_code
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -77,22 +77,19 @@ def load_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None:
         with open_tensors(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a dictionary)
                 copy_whole(own[name], file.get_tensor(name))
-    if not any_sharded(own.values()):
+    if not any(map(is_sharded, own.values())):
         model.tie_weights()
 
 
 def save_weights(
     model: PreTrainedModel, directory: str | os.PathLike, *, writes: bool, adapter: Collection[str] = ()
 ) -> None:
-    """Save a model or its adapter as `save_pretrained` does; a sharded model tensor by tensor.
+    """Save a model or its adapter (PEFT), whose tensors have the names `adapter`, as `save_pretrained` does.
 
-    Args:
-        model: all processes call this if it is sharded.
-        writes: False for a process that only takes part in gathering the weights.
-        adapter: names of the tensors of its adapter (PEFT), if it has one.
+    Of a sharded model, all processes call this, and those that do not write take part in gathering the weights.
     """
     own = model.state_dict()
-    if not any_sharded(own.values()):
+    if not any(map(is_sharded, own.values())):
         if writes:
             model.save_pretrained(directory)
     elif adapter:

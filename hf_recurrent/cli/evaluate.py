@@ -135,7 +135,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     if arguments.output:
         write_json(results, arguments.output)
     if arguments.record:
-        from hf_recurrent.hub.evaluation_record import record_evaluation
+        from hf_recurrent.hub.eval_results import record_evaluation
 
         settings = {"block_size": arguments.block_size, "state_carried": carries, "split": arguments.split}
         record_evaluation(model, arguments.model, source, metrics, settings)

@@ -12,9 +12,9 @@ from hf_recurrent.modeling.smt.modeling_smt_rnn import teacher_fields
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.methods.memory_methods import TEACHER_FOLDER
+from hf_recurrent.trainers.public_trainers import DmtTrainer, SmtTrainer
 from hf_recurrent.trainers.sharding import CHECKPOINTING_FLAGS
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
-from hf_recurrent.trainers.smt_trainer import DmtTrainer, SmtTrainer
 
 # Folder of the checkpoints of DMT in the output directory of SMT, where its model is saved as well.
 DMT_FOLDER = "dmt"

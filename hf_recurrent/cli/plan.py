@@ -92,13 +92,13 @@ def _plan_serve(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--user_rate` is {arguments.user_rate}; it must be more than 0.")
     model, _ = load_or_build(arguments)
 
-    from hf_recurrent.planning.serving_capacity import serving_capacity
+    from hf_recurrent.planning.serving_capacity import describe, serving_capacity
 
     try:
         found = serving_capacity(model, arguments.rows, arguments.user_rate)
     except TypeError as error:
         raise ValueError(f"`MODEL` is {arguments.model!r}: {error}") from error
-    print(json.dumps(dataclasses.asdict(found)) if arguments.json else found.describe(arguments.model))
+    print(json.dumps(found) if arguments.json else describe(arguments.model, found))
 
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:

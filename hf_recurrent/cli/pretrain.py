@@ -51,12 +51,10 @@ from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.freed_memory import keep_freed_memory
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
-from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
-from hf_recurrent.trainers.online_trainer import OnlineTrainer
+from hf_recurrent.trainers.public_trainers import DmtTrainer, MultiStreamTrainer, OnlineTrainer, SmtTrainer
 from hf_recurrent.trainers.sharding import is_sharding_requested
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
-from hf_recurrent.trainers.smt_trainer import DmtTrainer, SmtTrainer
 from hf_recurrent.trainers.stop_signals import TrainingInterrupted
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
 

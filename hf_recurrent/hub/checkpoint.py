@@ -18,8 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from hf_recurrent.checkpoints.privacy import find_local_path, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE, find_provenance, write_provenance
 from hf_recurrent.hub.eval_results import EVAL_RESULTS_FILE, write_eval_results
-from hf_recurrent.hub.model_card import create_model_card
-from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
+from hf_recurrent.hub.model_card import CURVE_FILE, create_model_card, plot_training_curve
 from hf_recurrent.modeling.units.own_code import AUTO_MAP_KEY, OWN_CODE
 
 # Files with names and texts of the user; the others are vocabularies, weights and our own code.
@@ -40,12 +39,10 @@ def save_checkpoint_for_hub(
 ) -> list[str]:
     """Write everything that a repository on the Hub needs, and check that it loads elsewhere.
 
-    The recorded provenance of the weights is written too, its results on datasets of the Hub as data
-    (`.eval_results/`), and its training curve drawn if the card shows it.
+    Weights are written as safetensors, model and tokenizer with their code; also the recorded provenance, its results
+    on datasets of the Hub as data (`.eval_results/`), and its training curve if the card shows it.
 
     Args:
-        model: its weights are written as safetensors, with its code unless it is a class of transformers.
-        tokenizer: written with its code.
         directory: created if missing. Files of the same name are replaced one by one, after all have been written.
         card: the model card, by default [`create_model_card`]`(model)`. Secrets in it are redacted.
         state_dict: the weights to write, by default the model's; in another type, as of [`narrow_weights`], they are

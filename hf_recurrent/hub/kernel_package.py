@@ -76,12 +76,9 @@ Written by `scripts/build_kernel_package.py` of hf_recurrent {version}.
 
 
 def write_kernel_package(directory: Path) -> dict[str, str]:
-    """Write the package to `directory`, and return its build variants, each with its backend.
+    """Write the package to `directory`, which is new or empty, and return its build variants, each with its backend.
 
     The variant with the compiled kernel is missing where hf_recurrent was installed without a C compiler.
-
-    Raises:
-        FileExistsError: `directory` exists and is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; give a new directory")

@@ -100,12 +100,7 @@ def _without_report() -> Iterator[None]:
 def load_tokenizer(
     name: str | os.PathLike, *, argument: str, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a saved tokenizer.
-
-    Args:
-        name: directory, or owner/name on the Hub.
-        argument: the argument that holds `name`, for messages.
-        trust_remote_code: run the tokenizer code in the repository.
+    """Load a saved tokenizer; arguments as of [`load_model`].
 
     Raises:
         ValueError: the tokenizer is missing or damaged, or needs code that is not trusted.

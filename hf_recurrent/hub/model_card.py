@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.fingerprints import adapter_weights
 from hf_recurrent.checkpoints.privacy import hub_name, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import find_provenance
-from hf_recurrent.checkpoints.records import Provenance, Result, Sample
-from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
+from hf_recurrent.checkpoints.records import Phase, Provenance, Result, Sample
 from hf_recurrent.hub.model_card_training import (
     data_terms,
     describe_phase,
@@ -32,8 +31,11 @@ from hf_recurrent.hub.model_card_training import (
     split_of,
 )
 from hf_recurrent.modeling.contexts.ngram_embedding import table_parameters
+from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 
+CURVE_FILE = "training_curve.png"
+_CURVES = {"smt": "teacher's prediction", "dmt": "readout", "bptt": "training"}
 _MODEL_FACTS = {
     "vocab_size": "vocabulary (V)",
     "hidden_size": "width (M)",
@@ -50,25 +52,15 @@ _SHOWN_SAMPLE = 5  # lines
 
 @dataclass(frozen=True)
 class Statements:
-    """Facts on a card that only its author knows.
+    """Facts on a card that only its author knows."""
 
-    Args:
-        repo_id: "owner/name" on the Hub, for the code example.
-        model_name: title of the card; by default the name in `repo_id`, or the class of the model.
-        license: the Hub's identifier; by default the base model's, and "apache-2.0" for new weights.
-        language: ISO 639 code(s), or "code".
-        base_model: name of the base model on the Hub, for one that was loaded from a directory.
-        tags: further tags.
-        comparisons: bits per byte of other methods on the same bytes, such as `{"xz": 1.9}`.
-    """
-
-    repo_id: str | None = None
-    model_name: str | None = None
-    license: str | None = None
-    language: str | list[str] | None = None
-    base_model: str | None = None
+    repo_id: str | None = None  # "owner/name" on the Hub, for the code example
+    model_name: str | None = None  # title of the card; by default the name in `repo_id`, or the class of the model
+    license: str | None = None  # the Hub's identifier; by default the base model's, "apache-2.0" for new weights
+    language: str | list[str] | None = None  # ISO 639 code(s), or "code"
+    base_model: str | None = None  # its name on the Hub, for one that was loaded from a directory
     tags: list[str] = field(default_factory=list)
-    comparisons: Mapping[str, float] = field(default_factory=dict)
+    comparisons: Mapping[str, float] = field(default_factory=dict)  # other methods' bits per byte: {"xz": 1.9}
 
 
 def create_model_card(
@@ -131,6 +123,40 @@ def save_model_card(
     card = create_model_card(model, provenance, statements, curve=has_curve)
     card.save(os.path.join(directory, "README.md"))
     return card
+
+
+def plot_training_curve(provenance: Provenance, path: str | os.PathLike) -> bool:
+    """Plot training and held-out bits per token of all phases over the tokens read; False if nothing was plotted."""
+    if not any(len(phase.curve) > 1 for phase in provenance.phases):
+        return False
+    try:
+        pyplot = require_pyplot()
+    except ImportError:
+        return False
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    unit, before = provenance.phases[-1].data[0].unit, 0
+    for number, phase in enumerate(provenance.phases, 1):
+        label = f"{number}. {phase.method}: {_CURVES.get(phase.method, 'while learning')}"
+        if phase.curve:
+            axes.plot([before + read for read, _ in phase.curve], [bits for _, bits in phase.curve], label=label)
+        points = _held_out(provenance, number, phase, before)
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", markersize=4, label=f"{number}. held out")
+        before += phase.read
+    axes.set(xlabel=f"{unit}s read", ylabel=f"bits per {unit}")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
+
+
+def _held_out(provenance: Provenance, number: int, phase: Phase, before: int) -> list[tuple[float, float]]:
+    """(tokens read, bits) of the evaluations in a phase."""
+    return [
+        (before + phase.read * result.step / max(phase.steps, 1), result.metrics["bits_per_byte"])
+        for result in provenance.results
+        if result.phase == number and "bits_per_byte" in result.metrics
+    ]
 
 
 def unnamed_repository(name: str) -> str:
@@ -209,7 +235,8 @@ def _eval_results(results: list[Result]) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=_dataset_type(result.data.name),
+            # The name on the Hub, or an identifier in its alphabet.
+            dataset_type=re.sub(r"[^\w./-]+", "-", result.data.name.removeprefix("hub:")).strip("-") or "unnamed",
             dataset_name=result.data.name,
             dataset_split="train" if split_of(result) == "stream" else split_of(result),
             metric_type=name,
@@ -219,11 +246,6 @@ def _eval_results(results: list[Result]) -> list[EvalResult]:
         for result in results
         for name, value in shown_metrics(result).items()
     ]
-
-
-def _dataset_type(name: str) -> str:
-    """The name on the Hub, or an identifier in its alphabet."""
-    return re.sub(r"[^\w./-]+", "-", name.removeprefix("hub:")).strip("-") or "unnamed"
 
 
 def _license_of(provenance: Provenance, base_model: str | None) -> str | None:

@@ -46,10 +46,12 @@ def describe_phase(phase: Phase) -> dict[str, Any]:
     """
     first, last = phase.segments[0], phase.segments[-1]
     unit = phase.data[0].unit if phase.data else "byte"
+    size = phase.data[0].size if len(phase.data) == 1 else None
+    times = f" ({phase.read / size:.3g} times the data)" if size else ""
     rows = {
         "Data": ["; ".join(_describe_data(data, last.versions) for data in phase.data)],
         "Updates": [f"{phase.steps - first.first_step:,}"],
-        f"{unit.capitalize()}s read": [_read(phase)],
+        f"{unit.capitalize()}s read": [f"{phase.read:,}{times}"],
     }
     if phase.trained_parameters is not None:
         teacher = " (the teacher's included)" if phase.method == "smt" else ""
@@ -76,7 +78,8 @@ def result_rows(results: Iterable[Result]) -> list[tuple[str, str, str]]:
     for result in results:
         when = f"phase {result.phase}, update {result.step:,}" if result.phase else "before training"
         for name, value in shown_metrics(result).items():
-            rows.append((when, f"{metric_label(name, result)}, {describe_measured(result)}", f"{value:.4f}"))
+            data = f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}{measured_size(result)}"
+            rows.append((when, f"{metric_label(name, result)}, {data}", f"{value:.4f}"))
     return rows
 
 
@@ -95,11 +98,6 @@ def split_of(result: Result) -> str:
     """ "validation", "train", or "stream" for bytes that were predicted before they were learned from."""
     split = result.settings.get("split")
     return split if split in _SPLITS else "validation"
-
-
-def describe_measured(result: Result) -> str:
-    """Data of a result in words."""
-    return f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}{measured_size(result)}"
 
 
 def measured_size(result: Result) -> str:
@@ -173,11 +171,6 @@ def _describe_base(phase: Phase) -> str | None:
     name = phase.base.name
     link = f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
     return f"{link} (weights `{phase.base.weights[:16]}`)"
-
-
-def _read(phase: Phase) -> str:
-    size = phase.data[0].size if len(phase.data) == 1 else None
-    return f"{phase.read:,}" + (f" ({phase.read / size:.3g} times the data)" if size else "")
 
 
 def _describe_segment(segment: Segment, unit: str) -> dict[str, str]:

@@ -26,12 +26,7 @@ _HEADER = '"""{title}\n\nGathered from `{package}`: with this file a checkpoint 
 def packaged(saved_class: type, unit: OwnCode | None = None) -> Iterator[str]:
     """Inside the block, a class's module is a file of gathered code, which transformers copies with its neighbours.
 
-    Args:
-        saved_class: its `__module__` is changed inside the block; classes of other packages stay as they are.
-        unit: the user-defined recurrent unit of the model, if any.
-
-    Yields:
-        The name of the module.
+    Yields its name. Classes of other packages stay as they are. `unit` is the user-defined unit of the model, if any.
     """
     module = saved_class.__module__
     if not module.startswith(f"{MODELING}."):
@@ -59,11 +54,9 @@ def packaged(saved_class: type, unit: OwnCode | None = None) -> Iterator[str]:
 
 @cache
 def gathered_files(module: str) -> dict[str, str]:
-    """The files that a module of `hf_recurrent.modeling` needs in a checkpoint: name → text.
+    """The files that a checkpoint needs: name → text.
 
-    Args:
-        module: full name of the module with the class that is saved, such as
-            `hf_recurrent.modeling.memora.modeling_memora`.
+    `module` is that of the class that is saved, such as `hf_recurrent.modeling.memora.modeling_memora`.
     """
     files: dict[str, list[Source]] = {}
     for name in in_import_order(module):
@@ -150,16 +143,12 @@ def _join(sources: list[Source], root: str) -> str:
         summary = source.docstring.split("\n\n")[0].replace("\n", " ")
         bodies.append(f"# ---- {source.name.removeprefix(f'{MODELING}.')}: {summary}\n\n{body}\n")
     head = [f"import {name}" for name in sorted(imports.pop("import", ()))]
-    head += [f"{start} {', '.join(names)}" for start, names in sorted(imports.items(), key=_is_sibling)]
+    in_order = sorted(imports, key=lambda start: (start.startswith("from ."), start))  # other packages first
+    head += [f"{start} {', '.join(imports[start])}" for start in in_order]
     header = _HEADER.format(title=sources[-1].docstring, package=MODELING)
     text = "\n".join([header, *head, "", "", "\n\n".join(bodies)])
     ast.parse(text)
     return text
-
-
-def _is_sibling(item: tuple[str, object]) -> tuple[bool, str]:
-    """Sort key of imports: other packages first."""
-    return item[0].startswith("from ."), item[0]
 
 
 def _replace(lines: dict[int, str], node: ast.stmt, text: str) -> None:

@@ -97,7 +97,7 @@ class LearnerRecord:
         """Add an evaluation of the current weights, which have this fingerprint."""
         weights = weights or weights_fingerprint(self._model)
         settings |= {"precision": self._precision}
-        self.provenance.add_result(self.provenance.new_result(weights, data, metrics, settings))
+        self.provenance.add_metrics(weights, data, metrics, settings)
 
     def _acting_settings(self) -> dict[str, Any]:
         settings = self._settings

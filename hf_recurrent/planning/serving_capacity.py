@@ -1,7 +1,6 @@
 """Number of users for which a server of a model has room and time."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -15,45 +14,25 @@ _OVERHEAD = 1024
 _SECONDS = 0.5  # of one measurement
 
 
-@dataclass(frozen=True)
-class ServingCapacity:
-    """States and users of a server.
-
-    Args:
-        state_bytes: of one text.
-        weight_bytes: of the model, once a process.
-        states_per_gb: that memory or disk has room for.
-        rows: texts of one batch.
-        tokens_per_second: of one core, in steps of a batch, without a server; its limit.
-        users_per_core: at this limit, each of whom gets `user_tokens_per_second`.
-        user_tokens_per_second: while a user waits for an answer.
-    """
-
-    state_bytes: int
-    weight_bytes: int
-    states_per_gb: int
-    rows: int
-    tokens_per_second: float
-    users_per_core: int
-    user_tokens_per_second: float
-
-    def describe(self, name: str) -> str:
-        """A table."""
-        rows = {
-            "weights, once a process": size(self.weight_bytes),
-            "state of a text": size(self.state_bytes),
-            "states per GB": f"{self.states_per_gb:,}",
-            f"tokens per second of a core, {self.rows} texts": f"{self.tokens_per_second:,.0f}",
-            f"users per core, {self.user_tokens_per_second:g} tokens per second each": f"{self.users_per_core:,}",
-        }
-        width, value = max(map(len, rows)), max(map(len, rows.values()))
-        lines = [f"  {words:<{width}}  {shown:>{value}}" for words, shown in rows.items()]
-        return "\n".join([name, *lines, "A server takes a part of the steps' time; benchmark_serving.py measures it."])
+def describe(name: str, found: dict[str, float]) -> str:
+    """The table of [`serving_capacity`]."""
+    rows = {
+        "weights, once a process": size(found["weight_bytes"]),
+        "state of a text": size(found["state_bytes"]),
+        "states per GB": f"{found['states_per_gb']:,}",
+        f"tokens per second of a core, {found['rows']} texts": f"{found['tokens_per_second']:,.0f}",
+        f"users per core, {found['user_tokens_per_second']:g} tokens per second each": f"{found['users_per_core']:,}",
+    }
+    width, value = max(map(len, rows)), max(map(len, rows.values()))
+    lines = [f"  {words:<{width}}  {shown:>{value}}" for words, shown in rows.items()]
+    return "\n".join([name, *lines, "A server takes a part of the steps' time; benchmark_serving.py measures it."])
 
 
 @torch.no_grad()
-def serving_capacity(model: PreTrainedModel, rows: int, user_rate: float) -> ServingCapacity:
-    """Count the memory of a text, and measure steps on one core.
+def serving_capacity(model: PreTrainedModel, rows: int, user_rate: float) -> dict[str, float]:
+    """Count the memory of a text, and measure steps on one core with batches of `rows` texts.
+
+    `users_per_core` get `user_rate` tokens per second each, if a server used no time itself.
 
     Raises:
         TypeError: the model has no recurrent state.
@@ -66,9 +45,15 @@ def serving_capacity(model: PreTrainedModel, rows: int, user_rate: float) -> Ser
         rate = max(_tokens_per_second(model, rows) for _ in range(3))
     finally:
         torch.set_num_threads(threads)
-    weights = sum(part.numel() * part.element_size() for part in model.parameters())
-    per_gb, users = int(1e9 // (state_bytes + _OVERHEAD)), int(rate // user_rate)
-    return ServingCapacity(state_bytes, weights, per_gb, rows, rate, users, user_rate)
+    return {
+        "state_bytes": state_bytes,
+        "weight_bytes": sum(part.nbytes for part in model.parameters()),
+        "states_per_gb": int(1e9 // (state_bytes + _OVERHEAD)),
+        "rows": rows,
+        "tokens_per_second": rate,
+        "users_per_core": int(rate // user_rate),
+        "user_tokens_per_second": user_rate,
+    }
 
 
 def _tokens_per_second(model: PreTrainedModel, rows: int) -> float:

@@ -17,35 +17,20 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "accelerate"
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of training that memory and time depend on.
+    """The arguments of training that memory and time depend on."""
 
-    Attributes:
-        method: bptt, the name of a learning rule, smt or dmt.
-        streams: B, of one process and micro-batch.
-        block_size: steps of an optimizer step.
-        stride: T, steps of a forward and backward pass.
-        accumulation: micro-batches per optimizer step.
-        anchors: of SMT and DMT, positions of a block with a loss.
-        first_anchor: of SMT and DMT, the first position that may be one.
-        bfloat16: autocast.
-        checkpointing: gradient checkpointing.
-        carries_state: true if the state, where the model has one, is carried from block to block.
-        processes: number of processes.
-        sharding: settings of FSDP2; None for a copy of the model in every process (DDP).
-    """
-
-    method: str = BPTT
-    streams: int = 8
-    block_size: int = 256
-    stride: int = 256
-    accumulation: int = 1
-    anchors: int = 0
-    first_anchor: int = 0
-    bfloat16: bool = False
-    checkpointing: bool = False
-    carries_state: bool = True
+    method: str = BPTT  # or the name of a learning rule, smt or dmt
+    streams: int = 8  # B, of one process and micro-batch
+    block_size: int = 256  # steps of an optimizer step
+    stride: int = 256  # T, steps of a forward and backward pass
+    accumulation: int = 1  # micro-batches per optimizer step
+    anchors: int = 0  # of SMT and DMT, positions of a block with a loss
+    first_anchor: int = 0  # of SMT and DMT, the first position that may be one
+    bfloat16: bool = False  # autocast
+    checkpointing: bool = False  # of gradients
+    carries_state: bool = True  # from block to block, where the model has a state
     processes: int = 1
-    sharding: ShardingSettings | None = None
+    sharding: ShardingSettings | None = None  # FSDP2; None for a copy of the model in every process (DDP)
 
     @property
     def step_bytes(self) -> int:
@@ -87,13 +72,10 @@ def setting_of(
     config_file: str | None = None,
     processes: int | None = None,
 ) -> Setting:
-    """The setting of a run.
+    """The setting of a run on the task `source`, or on documents.
 
-    Args:
-        training: its arguments.
-        source: its task, if it trains on one; None for documents.
-        config_file: of its launcher, or the name of one in `recipes/accelerate`.
-        processes: number of processes; None for the launcher's.
+    `config_file` is of its launcher, or the name of one in `recipes/accelerate`, and tells the number of processes
+    unless `processes` does.
 
     Raises:
         FileNotFoundError: `config_file` does not exist.

@@ -9,8 +9,10 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -74,19 +76,13 @@ def fake_memory() -> Iterator[LiveMemory]:
         yield memory
 
 
-@contextmanager
-def probes_with_values() -> Iterator[None]:
+def probes_with_values() -> AbstractContextManager:
     """Inside the block, `SensitivityEngine` works on a model of fake tensors.
 
     A unit that it runs once to examine it is a copy with values; its compiled kernel, which needs addresses, is not
     used.
     """
-    before = sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu
-    sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu = _find_by_copy, None
-    try:
-        yield
-    finally:
-        sensitivities.find_traced_parameters, sensitivities.sensitivities_cpu = before
+    return patch.multiple(sensitivities, find_traced_parameters=_find_by_copy, sensitivities_cpu=None)
 
 
 def _find_by_copy(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedUnit:
@@ -115,23 +111,17 @@ _ROLLOUTS = (8, 12)  # steps of DMT: with fewer, activations do not grow evenly 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one process, by use; `host` is in the memory of the host instead of the device.
-
-    Attributes:
-        activations: tensors that live within a step only: saved by autograd, or temporary, at the peak.
-        communication: gradient buckets of DDP; gathered parameters and unreduced gradients of FSDP2.
-        state: the carried states of all streams of the process.
-    """
+    """Bytes of one process, by use."""
 
     num_parameters: int
     parameters: int
     gradients: int
     optimizer: int
-    communication: int
-    state: int
+    communication: int  # gradient buckets of DDP; gathered parameters and unreduced gradients of FSDP2
+    state: int  # the carried states of all streams of the process
     sensitivities: int
-    activations: int
-    host: int = 0
+    activations: int  # tensors that live within a step only: saved by autograd, or temporary, at the peak
+    host: int = 0  # in the memory of the host instead of the device
 
     @property
     def total(self) -> int:
@@ -142,46 +132,35 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class _SingleProcess:
-    """The memory of a single process, bytes of all its gradients and of its layers, and support of checkpointing.
-
-    Attributes:
-        gradients: without the gradients of tables, which are sparse.
-        tables: bytes of tables.
-        layers: bytes of each part that FSDP2 gathers one after another; empty if it gathers all of the model at once.
-    """
+    """The memory of a single process, and bytes of its parts."""
 
     memory: TrainingMemory
-    gradients: int
+    gradients: int  # of all but tables, whose gradients are sparse
     tables: int
-    layers: list[int]
+    layers: list[int]  # each part that FSDP2 gathers one after another; empty if it gathers the whole model at once
     can_checkpoint: bool
 
 
 class MemoryCounter:
-    """Counts the memory of one process that trains a model, for any number of settings.
+    """Counts the memory of one process that trains with the optimizer of `arguments`, for any number of settings.
 
-    Args:
-        build: makes the model, or RNN and teacher as one; called where tensors have no memory.
-        arguments: gives the optimizer.
+    `build` makes the model, or RNN and teacher as one; it is called where tensors have no memory.
     """
 
     def __init__(self, build: Callable[[], nn.Module], arguments: TrainingArguments):
-        self._build, self._arguments = build, arguments
-        self._counted: dict[Setting, _SingleProcess] = {}
+        self._count_single = cache(partial(_count_single, build, arguments))
 
     def count(self, setting: Setting) -> TrainingMemory:
         """The memory of one process of a run; raise a ValueError if the model does not support the method."""
-        return _distributed(self._of_single_process(setting), setting)
+        return _distributed(self._count_single(_alone(setting)), setting)
 
     def can_checkpoint(self, setting: Setting) -> bool:
         """True if the model and the method support gradient checkpointing."""
-        return self._of_single_process(setting).can_checkpoint
+        return self._count_single(_alone(setting)).can_checkpoint
 
-    def _of_single_process(self, setting: Setting) -> _SingleProcess:
-        key = replace(setting, processes=1, sharding=None)
-        if key not in self._counted:
-            self._counted[key] = _count_single(self._build, self._arguments, key)
-        return self._counted[key]
+
+def _alone(setting: Setting) -> Setting:
+    return replace(setting, processes=1, sharding=None)
 
 
 def _count_single(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting) -> _SingleProcess:

@@ -45,14 +45,7 @@ class NextTokenSteps:
             self._states = [init_network_state(model, setting.streams) for _ in self._states]
         if self.carries_state and self.rule is not None:
             self._sensitivities = [self.rule.init_carried(setting.streams) for _ in self._sensitivities]
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(map(_nbytes, self._states))
-
-    @property
-    def sensitivity_bytes(self) -> int:
-        return sum(map(_nbytes, self._sensitivities))
+        self.state_bytes, self.sensitivity_bytes = map(_nbytes, (self._states, self._sensitivities))
 
     def run(self, group: int, whole: bool = False) -> None:
         """Forward and backward of a micro-batch, stride by stride; only of the first strides unless it is `whole`."""
@@ -105,8 +98,8 @@ def _zero_block(model: nn.Module, streams: int, steps: int) -> dict[str, torch.T
     }
 
 
-def _nbytes(tensors: RecurrentState | None) -> int:
-    return sum(tensor.nbytes for tensor in (tensors or {}).values())
+def _nbytes(states: list[RecurrentState | None]) -> int:
+    return sum(tensor.nbytes for state in states if state is not None for tensor in state.values())
 
 
 def build_optimizer(

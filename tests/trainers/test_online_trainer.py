@@ -133,7 +133,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(accumulation, optim, tmp_path):
     resumed.train(os.fspath(checkpoint))
     assert same(weights(resumed), weights(whole))
     assert logged(resumed).items() <= logged(whole).items() or logged(resumed) == logged(whole)
-    assert whole.carried.groups == resumed.carried.groups
+    assert whole.carried.groups.keys() == resumed.carried.groups.keys()
     for group in whole.carried.groups:
         assert same(sensitivities(whole, group), sensitivities(resumed, group))
     with safe_open(checkpoint / "streams_rank0.safetensors", "pt") as file:
@@ -173,7 +173,7 @@ def test_groups_of_streams_may_be_cut_anew(tmp_path):
     again = online_trainer(tmp_path / "again", per_device_train_batch_size=2, gradient_accumulation_steps=2)
     again.train(os.fspath(tmp_path / "whole" / "checkpoint-5"))
     assert logged(again)[12] == pytest.approx(logged(whole)[12], rel=1e-5)
-    assert again.carried.groups == [0, 2]
+    assert sorted(again.carried.groups) == [0, 2]
     for name, tensor in sensitivities(whole).items():
         parts = torch.cat([sensitivities(again, group)[name] for group in (0, 2)])
         torch.testing.assert_close(parts, tensor, rtol=1e-2, atol=1e-4)

@@ -12,7 +12,6 @@ from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
-from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 
 @dataclass
@@ -38,6 +37,8 @@ class DmtObjective(StudentAndTeacher):
         gradient_steps: steps that gradients flow back through the rollout: 1 for none, None for all.
     """
 
+    settings = ("context_length", "gradient_steps")
+
     def __init__(
         self,
         student: SmtRnnForCausalLM,
@@ -49,14 +50,6 @@ class DmtObjective(StudentAndTeacher):
         super().__init__(student, teacher)
         self.context_length, self.gradient_steps = context_length, gradient_steps
 
-    @classmethod
-    def from_arguments(
-        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: DmtTrainingArguments
-    ) -> "DmtObjective":
-        """The objective of a run; contexts are no longer than its blocks."""
-        context_length = min(args.context_length, args.block_size)
-        return cls(student, teacher, context_length=context_length, gradient_steps=args.gradient_steps)
-
     @property
     def frozen_modules(self) -> list[nn.Module]:
         """The teacher."""
@@ -65,13 +58,7 @@ class DmtObjective(StudentAndTeacher):
     def forward(
         self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int
     ) -> DmtLosses:
-        """Compute the losses of one batch.
-
-        Args:
-            input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, anchors), positions of at least `start` at which memories are compared.
-            start: first position that the RNN reads.
-        """
+        """The losses of one batch (B, T), at anchors (B, anchors) from `start` on, the first position that is read."""
         starts, _ = episode_bounds(reset_mask)
         with torch.no_grad():
             memory = self.encode(input_ids, starts, anchors, self.context_length)
@@ -86,12 +73,7 @@ class DmtObjective(StudentAndTeacher):
 
 
 def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`L_dec`: mean cross-entropy, in nats, of the decoder's predictions from a memory.
-
-    Args:
-        logits: (…, Tf, V), the predictions of y_t, y_{t+1}, ….
-        labels: (…, Tf), y_t, y_{t+1}, …; -100 is ignored.
-    """
+    """`L_dec`: mean cross-entropy of the decoder's predictions (…, Tf, V) of labels (…, Tf); -100 is ignored."""
     count = labels.ne(IGNORE_INDEX).sum().clamp(min=1)
     return F.cross_entropy(upcast(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
 
@@ -126,10 +108,9 @@ def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
 
 
 def unexplained_variance(predicted: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Residual and total sum of squares; their ratio is the drift 1 - R² of predicted memories.
+    """Residual and total sum of squares of memories (B, Z, D); their ratio is the drift 1 - R².
 
-    Args:
-        predicted, memory: (B, Z, D); the mean is taken over B, separately for every entry of the memory.
+    The mean is taken over B, separately for every entry of the memory.
     """
     memory, predicted = upcast(memory), upcast(predicted)
     return (predicted - memory).square().sum(), (memory - memory.mean(0)).square().sum()
@@ -161,6 +142,11 @@ class SmtObjective(StudentAndTeacher):
         uniformity_over: "tokens" or "states", see [`uniformity_loss`].
     """
 
+    settings = (
+        "context_length", "future_length", "decoder_weight", "dynamics_weight", "uniformity_weight", "detached",
+        "uniformity_over",
+    )  # fmt: skip
+
     def __init__(
         self,
         student: SmtRnnForCausalLM,
@@ -179,35 +165,13 @@ class SmtObjective(StudentAndTeacher):
         self.weights = (decoder_weight, dynamics_weight, uniformity_weight)
         self.detached, self.uniformity_over = detached, uniformity_over
 
-    @classmethod
-    def from_arguments(
-        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: SmtTrainingArguments
-    ) -> "SmtObjective":
-        """The objective of a run; contexts and futures are no longer than its blocks."""
-        return cls(
-            student,
-            teacher,
-            context_length=min(args.context_length, args.block_size),
-            future_length=min(args.future_length, args.block_size),
-            decoder_weight=args.decoder_weight,
-            dynamics_weight=args.dynamics_weight,
-            uniformity_weight=args.uniformity_weight,
-            detached=args.detached,
-            uniformity_over=args.uniformity_over,
-        )
-
     @property
     def frozen_modules(self) -> list[nn.Module]:
         """The readout of the RNN, which is a copy of the teacher's decoder."""
         return [self.student.model.decoder, self.student.lm_head]
 
     def forward(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor) -> SmtLosses:
-        """Compute the losses of one batch.
-
-        Args:
-            input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, anchors) positions, sorted.
-        """
+        """The losses of one batch (B, T), at sorted anchors (B, anchors)."""
         starts, ends = episode_bounds(reset_mask)
         memory, previous = self.encode_with_previous(input_ids, starts, anchors, self.context_length)
         inputs, targets = gather_futures(input_ids, shift_labels, ends, anchors, self.future_length)

@@ -1,5 +1,7 @@
 """`StudentAndTeacher`: an RNN and its teacher as one module; encodes memories and runs the RNN on its own."""
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -7,6 +9,7 @@ from hf_recurrent.modeling.block.recurrent_state import state_dtype
 from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_contexts
+from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments
 
 
 class StudentAndTeacher(nn.Module):
@@ -18,6 +21,8 @@ class StudentAndTeacher(nn.Module):
     Shape letters: B batch, T steps, Z memory tokens, D width of a memory token, Tc context.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ()  # arguments of the constructor that training has too
+
     def __init__(self, student: SmtRnnForCausalLM, teacher: SmtTeacherModel):
         super().__init__()
         if student.config.ngram_output:
@@ -26,6 +31,15 @@ class StudentAndTeacher(nn.Module):
                 "must be False."
             )
         self.student, self.teacher = student, teacher
+
+    @classmethod
+    def from_arguments(
+        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: MemoryTrainingArguments
+    ) -> Self:
+        """The objective of a run; contexts and futures are no longer than its blocks."""
+        values = {name: getattr(args, name) for name in cls.settings}
+        lengths = {name: min(values[name], args.block_size) for name in values if name.endswith("_length")}
+        return cls(student, teacher, **values | lengths)
 
     @property
     def config(self):
@@ -111,12 +125,9 @@ class StudentAndTeacher(nn.Module):
         start: int = 0,
         gradient_steps: int | None = None,
     ) -> Tensor:
-        """The RNN's own memories after each byte from `start` on, (B, T - start, Z, D).
+        """The RNN's own memories after each byte from `start` on, (B, T - start, Z, D), from `memory` (B, Z, D) on.
 
-        Args:
-            memory: (B, Z, D), before position `start`.
-            input_ids, reset_mask: (B, T).
-            gradient_steps: steps that gradients flow back: 1 for none, None for all.
+        Gradients flow back `gradient_steps`: 1 for none, None for all.
         """
         starts, _ = episode_bounds(reset_mask)
         size, memories = gradient_steps or input_ids.shape[1] - start, []

@@ -22,11 +22,7 @@ def choose_anchors(
 ) -> np.ndarray:
     """Draw distinct positions from `first` to `last`, sorted and equally likely: (B, num_anchors).
 
-    They depend on the seed, the stream and its position only, not on the number of processes.
-
-    Args:
-        streams: (B,) global numbers of the streams.
-        positions: (B, 2) positions of the streams after the block.
+    They depend only on the seed, and on the global number (B,) and position (B, 2) of each stream after the block.
     """
     candidates = np.arange(first, last + 1)
     if num_anchors == len(candidates):
@@ -67,16 +63,9 @@ def episode_bounds(reset_mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_contexts(input_ids: Tensor, starts: Tensor, anchors: Tensor, context_length: int) -> tuple[Tensor, Tensor]:
-    """Contexts of `anchors`, padded on the left.
+    """Contexts of `anchors` (B, anchors), padded on the left: ids and mask, both (B, anchors, Tc).
 
-    Args:
-        input_ids: (B, T).
-        starts: (B, T) of [`episode_bounds`].
-        anchors: (B, anchors) positions; the context of -1 is empty.
-        context_length: Tc.
-
-    Returns:
-        ids and mask, both (B, anchors, Tc); the mask is false before the start of the episode.
+    The mask is false before the start of the episode, of `starts` (B, T); the context of an anchor of -1 is empty.
     """
     offsets = anchors[..., None] + torch.arange(1 - context_length, 1, device=anchors.device)
     first = starts.gather(1, anchors.clamp(min=0))[..., None]
