@@ -12,7 +12,6 @@ import numpy as np
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
 LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 42  # in every memory; further ones of a large one
-PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
 RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
 FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
 LANES = 8

@@ -25,24 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .count_memory_contexts import CountStream, FoundCounts
-from .count_memory_history import LargeHistory, hash_of_two, scrambled
-from .count_memory_layout import (
-    BRACKET_TEXT,
-    KNOTS,
-    LANES,
-    LEARNED,
-    LEVELS,
-    PLAIN_1,
-    PLAIN_2,
-    PLAIN_3,
-    WORD,
-    WORDS,
-    MemoryShape,
-    Rates,
-)
+from .count_memory_contexts import CountStream, FoundCounts, hash_of_two, scrambled
+from .count_memory_layout import KNOTS, LANES, LEARNED, LEVELS, MemoryShape, Rates
 
-KNOWN_CONTEXTS = (3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT)  # of a set of a large memory
 ONE_HALF = 32768  # of a probability
 LOGIT_LIMIT = 3072  # logits in steps of 1/256, below this
 INNER_LIMIT = 2047  # logits that are refined, likewise
@@ -183,35 +168,20 @@ def byte_log_probabilities(refined: np.ndarray) -> np.ndarray:
 
 @dataclass
 class NodePredictions:
-    """Predictions at n nodes, and what learns from their bits.
+    """Predictions at n nodes, and what learns from their bits."""
 
-    Args:
-        nodes: (n,) their numbers.
-        cells: (n, sources) flat indices of the cells; -1 without counts.
-        inputs: (n, inputs) float32, of the mixer.
-        rows: (n, sets) rows of weights.
-        outputs: (n, sets) float32, the logit of each set.
-        set_probabilities: (n, sets) of these logits.
-        final_rows: (n, finals) rows of the weights of the second layer.
-        final_probabilities: (n, finals) of its mixers.
-        probabilities: (n,) of their mean.
-        knots: (n, refinements) flat indices of the knots below.
-        parts: (n,) distance from them to the next ones, of 128.
-        refined: (n,) 65536 times the probability of a one.
-    """
-
-    nodes: np.ndarray
-    cells: np.ndarray
-    inputs: np.ndarray
-    rows: np.ndarray
-    outputs: np.ndarray
-    set_probabilities: np.ndarray
-    final_rows: np.ndarray
-    final_probabilities: np.ndarray
-    probabilities: np.ndarray
-    knots: np.ndarray
-    parts: np.ndarray
-    refined: np.ndarray
+    nodes: np.ndarray  # (n,) their numbers
+    cells: np.ndarray  # (n, sources) flat indices of the cells; -1 without counts
+    inputs: np.ndarray  # (n, inputs) float32, of the mixer
+    rows: np.ndarray  # (n, sets) rows of weights
+    outputs: np.ndarray  # (n, sets) float32, the logit of each set
+    set_probabilities: np.ndarray  # (n, sets) of these logits
+    final_rows: np.ndarray  # (n, finals) rows of the weights of the second layer
+    final_probabilities: np.ndarray  # (n, finals) of its mixers
+    probabilities: np.ndarray  # (n,) of their mean
+    knots: np.ndarray  # (n, refinements) flat indices of the knots below
+    parts: np.ndarray  # (n,) distance from them to the next ones, of 128
+    refined: np.ndarray  # (n,) 65536 times the probability of a one
 
 
 def _cell_at(depths, source, recent, depth, zeros, ones):
@@ -284,35 +254,18 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         )
     final_rows = nodes[:, None]
     contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
-    if isinstance(history, LargeHistory):
-        selected += _large_rows(history, found, nodes, depths, match_bits)
-        final_rows = np.stack([nodes, 256 + (match_levels * 8 + depths) * 4 + long_levels], axis=1)
-        contexts += found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], history.classes & 0xFFFFFF
+    if stream.shape.large:
+        more_rows, more_finals, more_contexts = history.select_more(
+            found, nodes, match_bits, match_levels, long_levels
+        )
+        selected, contexts = selected + more_rows, contexts + more_contexts
+        final_rows = np.stack([nodes, more_finals], axis=1)
     firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
     trees, bits = nodes.astype(np.uint64), stream.shape.refinement_bits
     refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - bits)
     tables = np.arange(stream.shape.refinements) << bits
     return rows, final_rows, (tables + refined.astype(np.int64)) * KNOTS
-
-
-def _large_rows(
-    history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray, match_bits: np.ndarray
-) -> tuple:
-    """Rows of the sets that only a large memory has."""
-    newest, second, third = (history.classes >> shift for shift in (0, 8, 16))
-    return (
-        (history.last8 >> 8 & 255) * 8 + depths,
-        (history.bracket & 255) * 8 + depths,
-        (min(history.plain_length, 15) * 16 + (second & 15)) * 8 + depths,
-        ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
-        ((history.last >> 5) * 256 + nodes) * 2 + (history.bracket != 0),
-        sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
-        (found.match_byte + 1) * 3 + match_bits,
-        hash_of_two(history.last8 & 0xFFFF, 0) >> 20,
-        nodes * 8 + min(history.plain_length, 7),
-        hash_of_two(history.last8 & 0xFFFFFF, 5) >> 20,
-    )
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
