@@ -19,12 +19,9 @@ _ATTENTION = {"output_attentions", "cache", "past_key_values"}
 
 
 class Padding:
-    """Moves the real steps of each row to its front, and the results back to where they came from.
+    """Moves the real steps of each row, those with a mask (B, T) that is not 0, to its front, and the results back.
 
     With the padding at the end, a row's outputs and its last state are as without padding, wherever the padding was.
-
-    Args:
-        attention_mask: (B, T), non-zero where a step is real.
     """
 
     def __init__(self, attention_mask: torch.Tensor):
@@ -70,12 +67,8 @@ def read_masks(
 ) -> tuple[torch.Tensor | None, Padding | None]:
     """The resets (B, T) bool of a block and its padding; None where there are none.
 
-    Args:
-        shape: B and T.
-        attention_mask: (B, T), zero where a step is padding. In generation it is longer, since it covers the prompt
-            too: the last T columns count.
-        reset_mask: (B, T), the caller's own resets.
-        arguments: other arguments of `forward`, among them the marks of packed documents ([`packed_resets`]).
+    In generation, `attention_mask` is longer than T, since it covers the prompt too: the last T columns count.
+    `arguments` are the others of `forward`, among them the marks of packed documents ([`packed_resets`]).
 
     Raises:
         TypeError: a mask is not a tensor.
@@ -106,14 +99,9 @@ def packed_resets(
     """The resets (B, T) of packed documents, wherever any of these arguments marks one.
 
     Args:
-        reset_mask: (B, T) bool, the caller's own resets.
-        shape: B and T.
         position_ids: (B, T) or (1, T), the position in the document: 0 at its first step.
         seq_idx: (B, T) or (1, T), the number of the document.
         cu_seq_lens_q: (documents + 1,), the first step of every document, counted over all rows, and B · T.
-
-    Raises:
-        ValueError: a shape or type does not match, or a document goes from one row to the next.
     """
     found = [] if reset_mask is None else [reset_mask]
     if position_ids is not None:

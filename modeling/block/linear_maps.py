@@ -37,11 +37,9 @@ def rounds_products(inputs: torch.Tensor, kernels: ModuleType) -> bool:
 
 
 def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
-    """`map(inputs)` of each of the maps.
+    """`map(inputs)` of each of the maps, for inputs (…, I).
 
-    Args:
-        inputs: (…, I).
-        maps: `nn.Linear`s, also with forward hooks; other modules, such as adapters, are called one by one.
+    `nn.Linear`s may have forward hooks; other modules, such as adapters, are called one by one.
     """
     if all(is_plain_layer(linear, nn.Linear, Contraction, with_hooks=True) for linear in maps):
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]

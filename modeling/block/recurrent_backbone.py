@@ -23,9 +23,8 @@ from ..step.module_watch import check_weights
 from ..step.single_step import run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
 from .block_inputs import Padding, check_arguments, read_masks
-from .recurrent_blocks import Contraction, resets_itself
+from .recurrent_blocks import Contraction, resets_itself, rms_norm
 from .recurrent_state import RecurrentState, StatefulModel, check_state, in_state_dtype
-from .rms_norm import rms_norm
 from .saved_code import SavedCode
 from .tensor_checks import check_embeddings, check_token_ids, kept_steps
 
@@ -124,17 +123,11 @@ class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
 
 
 class EmbeddedInputs(NamedTuple):
-    """A block's ids as vectors.
+    """A block's ids as vectors."""
 
-    Args:
-        hidden: (B, T, M), what the layers read.
-        output: (B, T, M), added to the final hidden states; None without `config.ngram_output`.
-        state: the parts of the state that depend on the ids alone, after the block.
-    """
-
-    hidden: torch.Tensor
-    output: torch.Tensor | None = None
-    state: RecurrentState = {}  # noqa: RUF012 (never changed)
+    hidden: torch.Tensor  # (B, T, M), what the layers read
+    output: torch.Tensor | None = None  # (B, T, M), added to the final hidden states, with `config.ngram_output`
+    state: RecurrentState = {}  # noqa: RUF012 (never changed); the parts after the block that depend on ids alone
 
 
 class RecurrentBackbone(RecurrentPreTrainedModel):
@@ -166,14 +159,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         reset_mask: torch.Tensor | None = None,
         padding: Padding | None = None,
     ) -> EmbeddedInputs:
-        """Embed a block.
-
-        Args:
-            input_ids: (B, T).
-            state: before the block; only its part `ngrams` is read, where the model has one.
-            reset_mask: (B, T) bool, or None.
-            padding: None without padding.
-        """
+        """Embed a block of ids (B, T). Of the state before it, only the part `ngrams` is read."""
         hidden = self.embed_tokens(input_ids)
         if self.embed_ngrams is None:
             return EmbeddedInputs(hidden)
@@ -209,19 +195,11 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         kept: slice | torch.Tensor,
         output_hidden_states: bool,
     ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor] | None]:
-        """Read a block of embedded inputs.
-
-        Args:
-            hidden: (B, T, M), the embedded inputs.
-            state: of these streams, already checked.
-            reset_mask: (B, T) bool, or None.
-            padding: None without padding.
-            kept: the steps whose output is returned.
-            output_hidden_states: return the hidden states of all layers and steps.
+        """Read a block of embedded inputs (B, T, M) after a state that is checked.
 
         Returns:
-            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states or
-            None.
+            The outputs (B, kept steps, M), the state after the last real step of every row, and, with
+            `output_hidden_states`, the hidden states of all layers and steps.
         """
         raise NotImplementedError
 
@@ -386,11 +364,7 @@ class RecurrentModel(RecurrentBackbone):
         reset_mask: torch.Tensor | None = None,
         padding: Padding | None = None,
     ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor]]:
-        """All layers and the final norm, on packed inputs.
-
-        Returns:
-            The output (B, T, M), the new state, and the hidden states of all layers.
-        """
+        """Output (B, T, M) of all layers and the final norm for packed inputs, the new state, all hidden states."""
         hidden_states = [hidden]
         new_state: RecurrentState = {}
         padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)

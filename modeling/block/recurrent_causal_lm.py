@@ -126,10 +126,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
         network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
-        if is_plain:
-            logits, new_state, hidden_states = self._read_plain(network, step_loop)
-        else:
-            logits, new_state, hidden_states = self._read_network(network | given)
+        single_step = self._read_token(network, step_loop) if is_plain else None
+        logits, new_state, hidden_states = single_step or self._read_network(network | given)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
@@ -150,15 +148,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             network_losses=network_losses,
         )
         return output if return_dict else output.to_tuple()
-
-    def _read_plain(
-        self, inputs: dict[str, Any], loop: StepLoop | None
-    ) -> tuple[torch.Tensor, RecurrentState | None, Any]:
-        """As `_read_network`, without masks, embeddings and hidden states: perhaps a single step."""
-        single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"], loop)
-        if single_step is None:
-            return self._read_network(inputs)
-        return single_step[0], single_step[1] if inputs["use_cache"] else None, None
 
     def _read_network(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, RecurrentState | None, Any]:
         """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
@@ -190,13 +179,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         return {"step_loop": StepLoop()} if is_own else {}
 
     def _read_token(
-        self,
-        input_ids: torch.Tensor | None,
-        state: RecurrentState | None,
-        kept: int | torch.Tensor,
-        loop: StepLoop | None = None,
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
-        """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
+        self, inputs: dict[str, Any], loop: StepLoop | None
+    ) -> tuple[torch.Tensor, RecurrentState | None, None] | None:
+        """As `_read_network` for one token per stream, or None where the whole network has to run."""
+        input_ids, state, kept = inputs["input_ids"], inputs["state"], inputs["logits_to_keep"]
         if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
             return None
         shape = input_ids.shape
@@ -207,4 +193,5 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])
         state = self.model.init_state(shape[0], input_ids.device) if state is None else state
-        return run_single_step(self, input_ids, state, loop)
+        found = run_single_step(self, input_ids, state, loop)
+        return None if found is None else (found[0], found[1] if inputs["use_cache"] else None, None)

@@ -9,16 +9,21 @@ Shape letters: B streams or batch, T steps, M model width.
 import torch
 from torch import nn
 
-_PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 _ID_TYPES = (torch.int64, torch.int32)  # those that an embedding reads
 # Asked at every step, after which a look into torch's large tables takes longer than the answer.
 is_compiling, transforms_active = torch.compiler.is_compiling, torch._C._are_functorch_transforms_active
 _LINE = 64  # bytes of a line of the cache, and of the widest vectors
 
 
+def is_traced() -> bool:
+    """True for compilers and torch.func, which need plain operations of torch."""
+    return is_compiling() or transforms_active()
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """True for strided tensors with a storage; not for subclasses and wrappers, which are left to torch."""
-    return type(tensor) in _PLAIN and not is_compiling() and not transforms_active() and tensor.layout is torch.strided
+    return type(tensor) in PLAIN_TENSORS and not is_traced() and tensor.layout is torch.strided
 
 
 def has_values(tensor: torch.Tensor) -> bool:

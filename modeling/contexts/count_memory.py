@@ -53,9 +53,6 @@ class CountMemory(nn.Module):
     """The long-term memory of a model, and the reading of streams with their short-term memory. It stays on the CPU.
 
     Any number of threads may read at once; learning needs the memory for itself.
-
-    Args:
-        shape: [`MemoryShape`].
     """
 
     def __init__(self, shape: MemoryShape):

@@ -120,14 +120,7 @@ def bits_of(byte: int) -> np.ndarray:
 
 
 def tree_sums(leaves: np.ndarray) -> np.ndarray:
-    """Sums below each node of the tree of a byte.
-
-    Args:
-        leaves: (..., 256), by byte.
-
-    Returns:
-        (..., 512) of the same type, by node; the leaves are the second half.
-    """
+    """Sums below each node of the tree of a byte: (..., 256) by byte → (..., 512) by node, the leaves second."""
     sums = np.zeros((*leaves.shape[:-1], 512), leaves.dtype)
     sums[..., 256:] = leaves
     for first in (128, 64, 32, 16, 8, 4, 2, 1):

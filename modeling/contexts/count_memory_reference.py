@@ -60,14 +60,7 @@ class CountMemoryReference:
 
 
 class _CountReader:
-    """Reads the steps of one stream of a block.
-
-    Args:
-        arrays, shape: the long-term memory.
-        state: (bytes,) uint8, of the stream.
-        rates: how fast it learns.
-        block, row: the block, and the stream's row of it.
-    """
+    """Reads the steps of one stream, the row `row` of a block."""
 
     def __init__(
         self,

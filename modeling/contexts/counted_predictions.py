@@ -15,16 +15,10 @@ from .count_memory_layout import MemoryShape
 
 
 class TokenLosses(NamedTuple):
-    """Negative log-likelihoods in nats, 0 where there is no target.
+    """Negative log-likelihoods (B, T) in nats, 0 where there is no target, and the state after the block."""
 
-    Args:
-        nats: (B, T), of the model.
-        network: (B, T), of the network without its count memory; the same tensor as `nats` if it has none.
-        state: after the last real step of every row.
-    """
-
-    nats: torch.Tensor
-    network: torch.Tensor
+    nats: torch.Tensor  # of the model
+    network: torch.Tensor  # of the network without its count memory; the same tensor if it has none
     state: RecurrentState
 
 
@@ -77,15 +71,11 @@ class CountedPredictions:
         padding: Padding | None = None,
         sampled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix the network's logits of a block with the predictions of the count memory.
+        """Mix the network's logits (B, T, V) of a block with the predictions of the count memory.
 
         Args:
-            input_ids: (B, T).
             counts: state of the count memory; zeros by default.
-            logits: (B, T, V) of the network, of all steps.
             kept: the steps whose logits are returned.
-            reset_mask: (B, T) bool.
-            padding: None without padding.
             sampled: the model itself has chosen the bytes.
 
         Returns:
@@ -116,13 +106,9 @@ class CountedPredictions:
         state: RecurrentState | None = None,
         reset_mask: torch.Tensor | None = None,
     ) -> TokenLosses:
-        """Losses of the targets of a block, as from `forward`, at a fraction of the cost of all probabilities.
+        """Losses of a block's targets, as from `forward`, at a fraction of the cost of all probabilities.
 
-        Args:
-            input_ids: (B, T).
-            shift_labels: (B, T), the target of every step, -100 for none.
-            state: from an earlier call for these streams; zeros by default.
-            reset_mask: (B, T) bool, true where a byte is the first of its episode.
+        The arguments are `forward`'s; `shift_labels` (B, T) are -100 for no target.
         """
         options = {"state": state, "reset_mask": reset_mask, "use_cache": True, "return_dict": True}
         outputs = self(input_ids, shift_labels=shift_labels, per_token=True, **options)

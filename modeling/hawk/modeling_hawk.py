@@ -6,10 +6,9 @@ In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embe
 import torch
 from torch import nn
 
-from ..block.gated_gelu import gated_gelu
 from ..block.linear_maps import linear_map, linear_maps
 from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
-from ..block.recurrent_blocks import Contraction, TemporalConvolution
+from ..block.recurrent_blocks import Contraction, TemporalConvolution, gated_gelu
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState

@@ -13,12 +13,9 @@ from ..units.gated_units import GLRU
 
 
 def fused_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The output (B, T, M) and the last state (B, S) of a layer, or None where its modules have to be called.
+    """The output (B, T, M) and the last state (B, S) of a `RecurrentLayer` with Memora's blocks.
 
-    Args:
-        layer: a `RecurrentLayer` with Memora's blocks.
-        hidden: (B, T, M).
-        inputs: `LayerInputs`.
+    None where its modules have to be called.
     """
     block, mlp, state = layer.recurrent_block, layer.mlp, inputs.state["recurrent"]
     unit, norms = block.recurrent_unit, (layer.recurrent_norm, layer.mlp_norm)

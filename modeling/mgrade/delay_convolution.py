@@ -132,16 +132,10 @@ class DelayConvolution(nn.Module):
         reset_mask: torch.Tensor | None = None,
         lengths: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a block.
+        """The output (B, T, M) of inputs (B, T, M), and the buffer (B, Γ, M) after the last real step.
 
-        Args:
-            inputs: (B, T, M).
-            buffer: (B, Γ, M), the inputs before the block, oldest first; zero where another episode ended.
-            reset_mask: (B, T) bool.
-            lengths: (B,), how many of the T steps are real; None for all.
-
-        Returns:
-            The output (B, T, M) and the buffer after the last real step, (B, Γ, M).
+        `buffer` are the inputs before the block, oldest first, zero where another episode ended; `lengths` (B,) are
+        the numbers of real steps, None for all.
         """
         history = self.receptive_field
         if inputs.shape[1] == 1:

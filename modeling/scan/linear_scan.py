@@ -24,7 +24,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..block.tensor_checks import check_tensor
+from ..block.tensor_checks import PLAIN_TENSORS, check_tensor
 from .torch_scan import torch_scan_backward, torch_scan_forward
 
 # Backends in modules of their own: name -> (module, how to install it). A module offers scan_forward, scan_backward
@@ -306,8 +306,7 @@ def _is_recorded() -> bool:
 
 def _is_plain(*tensors: Tensor | None) -> bool:
     """True where all tensors hold numbers: not fake, not on the meta device, no subclass."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return all(t is None or (type(t) in plain and t.device.type != "meta") for t in tensors)
+    return all(t is None or (type(t) in PLAIN_TENSORS and t.device.type != "meta") for t in tensors)
 
 
 def _operator_forward(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ..block.tensor_checks import is_traced
+
 # Elements of a tile. Half a dozen tensors are in use at a time; smaller tiles cost more calls than cache misses.
 CPU_TILE_ELEMENTS = 1 << 17
 # Intermediate results up to this size are kept: they take little memory, and each function call costs time.
@@ -24,9 +26,5 @@ def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def should_recompute(tensor: torch.Tensor) -> bool:
-    """True where a hand-written backward pass that recomputes intermediate results is better than autograd's.
-
-    Never for a compiler and torch.func, which need plain operations.
-    """
-    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return not plain and tensor.numel() > RECOMPUTED_ELEMENTS
+    """True where a hand-written backward pass that recomputes intermediate results is better than autograd's."""
+    return not is_traced() and tensor.numel() > RECOMPUTED_ELEMENTS

@@ -12,9 +12,8 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..block.linear_maps import linear_map
-from ..block.recurrent_blocks import Contraction, resets_itself
+from ..block.recurrent_blocks import Contraction, resets_itself, rms_norm
 from ..block.recurrent_state import state_dtype, upcast
-from ..block.rms_norm import rms_norm
 from ..units.recurrent_unit import lecun_std
 from .configuration_smt import SmtConfig
 
@@ -145,17 +144,10 @@ class MemoryTransformer(nn.Module):
         num_outputs: int | None = None,
         output_hidden_states: bool = False,
     ) -> list[torch.Tensor]:
-        """Run the layers.
+        """The outputs (B, `num_outputs`, M) of the last layer, or of all with `output_hidden_states`.
 
-        Args:
-            hidden: (B, T, M).
-            rotary: tables of T positions.
-            key_mask: (B, T) bool, false where a position is hidden; not for a causal stack.
-            num_outputs: number of last positions that the last layer computes; all by default.
-            output_hidden_states: return the outputs of all layers, not only of the last one.
-
-        Returns:
-            (B, `num_outputs`, M) for each of these layers.
+        `key_mask` (B, T) is false where a position is hidden, not for a causal stack. The last layer computes the last
+        `num_outputs` positions, by default all.
         """
         length = hidden.shape[1]
         num_outputs = length if num_outputs is None else num_outputs
@@ -184,16 +176,10 @@ class MemoryDecoder(nn.Module):
     def forward(
         self, memory: torch.Tensor, embeds: torch.Tensor | None = None, output_hidden_states: bool = False
     ) -> list[torch.Tensor]:
-        """Decode the continuation of a memory.
+        """Decode the continuation of a memory (B, Z, D), and the embedded tokens after it (B, Tf, M), if any.
 
-        Args:
-            memory: (B, Z, D).
-            embeds: (B, Tf, M), the tokens after it; none by default.
-            output_hidden_states: return the outputs of all layers, not only of the last one.
-
-        Returns:
-            Outputs of these layers at the last memory token and at the tokens, (B, 1 + Tf, M), the last one after
-            the final norm: position i has seen the memory and the first i tokens.
+        Returns the outputs (B, 1 + Tf, M) of the last layer, or of all, at the last memory token and at the tokens:
+        position i has seen the memory and the first i tokens. The last one is after the final norm.
         """
         hidden = self.memory_proj(memory.to(self.norm.weight.dtype))
         if embeds is not None:

@@ -39,12 +39,7 @@ class _Recording(NamedTuple):
 
 
 def _record_block(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -> _Recording:
-    """Capture `run` and the gradients of its first result.
-
-    Args:
-        run: the forward pass on static tensors.
-        wanted: the static tensors and parameters whose gradients are needed.
-    """
+    """Capture `run`, on static tensors, and the gradients of its first result by the `wanted` tensors."""
 
     def differentiate(output: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor | None]:
         return [*torch.autograd.grad(output, wanted, grad, allow_unused=True)]
@@ -252,16 +247,9 @@ def _is_replayed_as_it_stands(module: nn.Module) -> bool:
 def run_captured_block(
     model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, RecurrentState] | None:
-    """The layers of a training block from CUDA graphs; not to be called while torch compiles.
+    """The output (B, T, M) and the layers' new state of a training block, from CUDA graphs.
 
-    Args:
-        model: with `read_layers`.
-        hidden: (B, T, M), the embedded inputs.
-        state: before the block, with the layers' parts.
-        reset_mask: (B, T) bool, or None.
-
-    Returns:
-        The output (B, T, M) and the layers' new state, or None where the layers have to run themselves.
+    None where the layers have to run themselves. Not to be called while torch compiles.
     """
     training = getattr(_active_training, "training", None)
     if training is None or training.model() is not model or not _may_replay(model, hidden, state):

@@ -8,7 +8,6 @@ Shape letters: B streams, T steps, M model width, V vocabulary.
 
 import importlib
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 from transformers.utils import logging
 
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import kernel_module
 from ..contexts.ngram_embedding import dense_bytes
 from .module_watch import check_weights
 
@@ -34,12 +34,8 @@ _SHAPE = attrgetter("shape")
 _TENSORS = {torch.Tensor, nn.Parameter}
 
 
-@cache
 def _kernel() -> ModuleType | None:
-    try:
-        return importlib.import_module("hf_recurrent.kernels.step_cpu")
-    except ImportError:
-        return None
+    return kernel_module("step_cpu")
 
 
 def kernel_for(dtype: torch.dtype) -> ModuleType | None:
@@ -105,14 +101,8 @@ class CompiledStep:
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """T successive inputs of one stream, with the bits of single steps; most weights are read once for several.
 
-        Args:
-            model: of this step.
-            inputs: (1, T), or (1, T, M) embedded inputs.
-            state: of this stream.
-
-        Returns:
-            The outputs (1, T, …) and the states before the first input and after each, (T + 1, …), or None where plain
-            `forward` has to run.
+        Inputs are ids (1, T), or embedded, (1, T, M). Returns the outputs (1, T, …) and the states before the first
+        input and after each, (T + 1, …), or None where plain `forward` has to run.
         """
         if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
             return None
@@ -123,11 +113,7 @@ class CompiledStep:
         return {"ids": inputs.long().contiguous()} if self.reads_tokens else {"hidden": inputs.contiguous()}
 
     def _try(self, model: nn.Module, run: Callable[[], Any]) -> Any:
-        """The result of the program, or None where plain `forward` has to run.
-
-        Raises:
-            ValueError: the memory of a weight was freed.
-        """
+        """The result of the program, or None where plain `forward` has to run."""
         kernel = _kernel()
         try:
             return run()

@@ -51,7 +51,7 @@ class GRU(DenseUnit):
         super().__init__(input_size, state_size, **options)
         self.recurrent_reset_gate = self.state_map()
         self.recurrent_update_gate = self.state_map()
-        self.recurrent_candidate = self.state_map(bias=self.bias)
+        self.recurrent_candidate = self.state_map(self.bias)
 
     @property
     def state_maps(self):

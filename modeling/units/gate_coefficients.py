@@ -8,7 +8,7 @@ CPU in tiles that stay in the cache.
 import torch
 
 from ..block.recurrent_state import state_dtype
-from ..block.training_kernels import layer_kernels
+from ..block.training_kernels import KernelFunction, layer_kernels
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
@@ -16,42 +16,25 @@ from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 def gate_coefficients(
     recurrence_gate: torch.Tensor, rate: torch.Tensor, input_gate: torch.Tensor, inputs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs.
+    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) each, float32 or float64.
 
-    Args:
-        recurrence_gate, input_gate, inputs: (…, S) for a state of width S, of one shape and any floating types.
-        rate: (S,), or a shape that broadcasts; float32 or wider.
-
-    Returns:
-        Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
+    Gates and inputs are (…, S), of any floating types; rates (S,), or of a shape that broadcasts, float32 or wider.
+    Gradients of large ones are not differentiable.
     """
-    if (kernels := layer_kernels(recurrence_gate, rate, input_gate, inputs)) and _has_known_rates(
-        rate, recurrence_gate
-    ):
-        return _FusedGateCoefficients.apply(kernels, recurrence_gate, rate, input_gate, inputs)
+    given = (recurrence_gate, rate, input_gate, inputs)
+    # A kernel takes rates (S,), and on a CPU a rate for each row, as where gradients of streams are separate.
+    is_known = rate.dim() == 1 or (rate.device.type == "cpu" and rate.shape == recurrence_gate.shape)
+    if is_known and (kernels := layer_kernels(*given)) is not None:
+        return _FusedGateCoefficients.apply(kernels, "gate_coefficients", 2, (), *given)
     if should_recompute(recurrence_gate):
-        return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+        return _GateCoefficients.apply(*given)
     dtype = state_dtype(recurrence_gate.dtype)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
     return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
 
 
-def _has_known_rates(rate: torch.Tensor, recurrence_gate: torch.Tensor) -> bool:
-    """True for rates (S,), and on a CPU for a rate for each row, as where gradients of streams are separate."""
-    return rate.dim() == 1 or (rate.device.type == "cpu" and rate.shape == recurrence_gate.shape)
-
-
-class _FusedGateCoefficients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kernels, *inputs):
-        ctx.kernels = kernels
-        ctx.save_for_backward(*inputs)
-        return kernels.gate_coefficients(*inputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads):
-        return None, *ctx.kernels.gate_coefficients_backward(*ctx.saved_tensors, *grads)
+class _FusedGateCoefficients(KernelFunction):
+    pass
 
 
 class _GateCoefficients(torch.autograd.Function):

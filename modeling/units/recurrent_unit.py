@@ -66,13 +66,16 @@ class RecurrentUnit(nn.Module):
         ValueError: the unit does not support these sizes or negative eigenvalues.
     """
 
-    # Names of the linear maps of the input, to `channel_groups` numbers each, and to `output_size` numbers each.
-    # `coefficients` gets their results in this order.
+    # Names of the linear maps of the input, to `channel_groups` numbers each, to `output_size` numbers each, and to S
+    # numbers each. `coefficients` gets their results in this order.
     channel_maps: tuple[str, ...] = ()
     input_maps: tuple[str, ...] = ()
+    wide_maps: tuple[str, ...] = ()
     # Names of the unit's own parameters with one number for each group of channels.
     vectors: tuple[str, ...] = ()
     has_real_eigenvalues = True
+    # Why `allow_negative_eigenvalues` is refused, after the name of the class; None where it is supported.
+    negative_refusal: str | None = None
     # Numbers of state for each number of the output: state_size must be a multiple of it.
     state_per_output = 1
 
@@ -87,9 +90,9 @@ class RecurrentUnit(nn.Module):
         allow_negative_eigenvalues: bool = False,
     ):
         super().__init__()
-        if allow_negative_eigenvalues and not self.has_real_eigenvalues:
+        if allow_negative_eigenvalues and self.negative_refusal is not None:
             raise ValueError(
-                f"`allow_negative_eigenvalues` is True, but the eigenvalues of {type(self).__name__} are complex."
+                f"`allow_negative_eigenvalues` is True, but {type(self).__name__} {self.negative_refusal}."
             )
         if state_size % self.state_per_channel:
             raise ValueError(
@@ -109,6 +112,8 @@ class RecurrentUnit(nn.Module):
             setattr(self, name, self.input_map(self.output_size))
         for name in self.vectors:
             setattr(self, name, nn.Parameter(torch.empty(self.channel_groups)))
+        for name in self.wide_maps:
+            setattr(self, name, self.input_map())
 
     def input_map(self, width: int | None = None) -> nn.Linear:
         """A linear map of the unit's input, to S numbers by default."""
@@ -136,7 +141,7 @@ class RecurrentUnit(nn.Module):
 
     def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The linear maps of the input, (B, T, input_size) → each (B, T, …), by default `input_projection` alone."""
-        names = (*self.channel_maps, *self.input_maps) or ("input_projection",)
+        names = (*self.channel_maps, *self.input_maps, *self.wide_maps) or ("input_projection",)
         return linear_maps(inputs, *(getattr(self, name) for name in names))
 
     def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,6 +232,7 @@ class ComplexRecurrentUnit(RecurrentUnit):
     """
 
     has_real_eigenvalues = False
+    negative_refusal = "has complex eigenvalues"
     conjugate_pairs = False
 
     @property

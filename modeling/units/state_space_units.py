@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from ..block.linear_maps import linear_maps
 from ..block.recurrent_state import upcast
 from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, lecun_std
 
@@ -180,21 +179,14 @@ class Mamba2(RecurrentUnit):
     """
 
     channel_maps = ("step_size", "input_projection")
+    wide_maps = ("key", "query")
     vectors = ("step_bias", "log_rate", "skip_weight")
     state_per_output = 4
     rate_range = (1.0, 16.0)
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.key = self.input_map()
-        self.query = self.input_map()
-
     def reset_parameters(self) -> None:
         reset_rates_and_steps(self)
         init.ones_(self.skip_weight)
-
-    def project(self, inputs):
-        return linear_maps(inputs, self.step_size, self.input_projection, self.key, self.query)
 
     def coefficients(self, step_size, projection, key, query):
         step_size, projection, key, bias, log_rate = map(
