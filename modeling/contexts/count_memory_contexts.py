@@ -34,6 +34,7 @@ from .count_memory_layout import (
     MemoryShape,
 )
 
+Arrays = Mapping[str, np.ndarray]  # of the long-term memory, by the names of `MemoryShape.buffers`
 LOW_32, LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 SHORT_MATCH, LONG_INDEX = 8, 20  # bytes of the contexts whose ends in the text are indexed
 WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
@@ -197,7 +198,7 @@ def _count_in_slot(slot: np.void, byte: int) -> None:
         symbols[i], counts[i] = byte, 1
 
 
-def count_byte(arrays: Mapping[str, np.ndarray], hashes: ContextHashes, position: int, byte: int) -> None:
+def count_byte(arrays: Arrays, hashes: ContextHashes, position: int, byte: int) -> None:
     """Count a byte after each of its contexts, and append it to the text."""
     text, index, counters = (arrays[name] for name in ("text", "index", "counters"))
     at = int(counters[TEXT_USED]) & LOW_32
@@ -214,7 +215,7 @@ def count_byte(arrays: Mapping[str, np.ndarray], hashes: ContextHashes, position
             _count_recent(_bucket(arrays["slots"][context], hashed), hashed, byte)
 
 
-def count_document(arrays: Mapping[str, np.ndarray], document: np.ndarray, end: int) -> None:
+def count_document(arrays: Arrays, document: np.ndarray, end: int) -> None:
     """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
     history = HISTORIES[len(arrays["slots"]) > LONG_CONTEXTS]()
     ring = np.zeros(LEAST_RING, np.uint8)
@@ -223,7 +224,7 @@ def count_document(arrays: Mapping[str, np.ndarray], document: np.ndarray, end: 
         history.append(ring, byte)
 
 
-def is_in_text(arrays: Mapping[str, np.ndarray], at: int) -> bool:
+def is_in_text(arrays: Arrays, at: int) -> bool:
     """True if the text still holds position `at` and the bytes that are compared before it."""
     used, size = int(arrays["counters"][TEXT_USED]) & LOW_64, len(arrays["text"])
     return bool(at) and at < used and (at + size) & LOW_64 > (used + LONGEST_MATCH + 8) & LOW_64
@@ -296,9 +297,9 @@ class FoundCounts:
     long_length: int = 0
 
 
-def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: CountStream) -> FoundCounts:
+def find_counts(arrays: Arrays, stream: CountStream) -> FoundCounts:
     """Look up all contexts of the current position; the stream's matches may change."""
-    hashes = hashes_at(stream.history, stream["ring"])
+    shape, hashes = stream.shape, hashes_at(stream.history, stream["ring"])
     found = FoundCounts(hashes, np.zeros((shape.sources, 256), np.int64), np.full(shape.sources, -1, np.int64))
     if shape.window and not stream.no_recent:
         _find_recent(stream, found)
@@ -424,7 +425,7 @@ def follow_match(stream: CountStream, byte: int) -> None:
 # ---- matches in the text of the long-term memory -------------------------------------------------------------------
 
 
-def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, found: FoundCounts) -> None:
+def _find_long_match(arrays: Arrays, stream: CountStream, found: FoundCounts) -> None:
     """Keep the stream's match in the text, or look for a longer one at the ends of equal contexts."""
     text, index, ring, now = arrays["text"], arrays["index"], stream["ring"], stream.history.position
     index_bits = index.shape[1].bit_length() - 1
@@ -445,7 +446,7 @@ def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, foun
     found.long_length = min(stream.long_length, MOST_LENGTH)
 
 
-def follow_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, byte: int) -> None:
+def follow_long_match(arrays: Arrays, stream: CountStream, byte: int) -> None:
     """Move the stream's match in the text behind the byte that was read, or give it up."""
     if stream.long_length:
         is_equal = is_in_text(arrays, stream.long_match) and _byte_at(arrays["text"], stream.long_match) == byte

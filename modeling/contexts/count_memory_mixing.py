@@ -20,12 +20,11 @@ A probability is an integer, 65536 times the probability of a one. Numbers are f
 Shape letters: B streams, T steps. Here n stands for nodes: the 8 on the way to a byte, or all 255.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .count_memory_contexts import CountStream, FoundCounts, hash_of_two, scrambled
+from .count_memory_contexts import Arrays, CountStream, FoundCounts, hash_of_two, scrambled
 from .count_memory_layout import KNOTS, LANES, LEARNED, LEVELS, MemoryShape, Rates
 
 ONE_HALF = 32768  # of a probability
@@ -163,12 +162,10 @@ def byte_log_probabilities(refined: np.ndarray) -> np.ndarray:
 class NodePredictions:
     """Predictions at n nodes, and what learns from their bits."""
 
-    nodes: np.ndarray  # (n,) their numbers
     cells: np.ndarray  # (n, sources) flat indices of the cells; -1 without counts
     inputs: np.ndarray  # (n, inputs) float32, of the mixer
     rows: np.ndarray  # (n, sets) rows of weights
     outputs: np.ndarray  # (n, sets) float32, the logit of each set
-    set_probabilities: np.ndarray  # (n, sets) of these logits
     final_rows: np.ndarray  # (n, finals) rows of the weights of the second layer
     final_probabilities: np.ndarray  # (n, finals) of its mixers
     probabilities: np.ndarray  # (n,) of their mean
@@ -277,15 +274,10 @@ def _mixed(weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
 
 
 def predict_nodes(
-    arrays: Mapping[str, np.ndarray],
-    shape: MemoryShape,
-    stream: CountStream,
-    found: FoundCounts,
-    nodes: np.ndarray,
-    *,
-    skips: bool = False,
+    arrays: Arrays, stream: CountStream, found: FoundCounts, nodes: np.ndarray, *, skips: bool = False
 ) -> NodePredictions:
     """Predict the bits at nodes (n,). With `skips`, inputs without counts are skipped, whatever their weights are."""
+    shape = stream.shape
     cells = _find_cells(found, nodes, shape.depths)
     network = None
     if stream["network"][0] > 0:
@@ -309,42 +301,25 @@ def predict_nodes(
     q = arrays["refinement"].reshape(-1)[knots[..., None] + (0, 1)].astype(np.int64)
     refinements = (q[..., 0] * (128 - parts[:, None]) + q[..., 1] * parts[:, None]) >> 7
     refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + shape.refinements), 1, 65535)
-    set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(outputs)]
     return NodePredictions(
-        nodes,
-        cells,
-        inputs,
-        rows,
-        outputs,
-        set_probabilities,
-        final_rows,
-        final_probabilities,
-        probabilities,
-        knots,
-        parts,
-        refined,
+        cells, inputs, rows, outputs, final_rows, final_probabilities, probabilities, knots, parts, refined
     )
 
 
 # ---- learning ------------------------------------------------------------------------------------------------------
 
 
-def learn_bits(
-    arrays: Mapping[str, np.ndarray],
-    shape: MemoryShape,
-    stream: CountStream,
-    rates: Rates,
-    path: NodePredictions,
-    byte: int,
-) -> None:
+def learn_bits(arrays: Arrays, stream: CountStream, rates: Rates, path: NodePredictions, byte: int) -> None:
     """After a byte is known: the stream's own weights adapt; the shared arrays learn if `rates.learns`.
 
     Weights take a gradient step on the coding cost of their set or layer, node by node, since nodes may share a row.
     """
+    shape = stream.shape
     scale, final_rate = np.float32(1 / 65536), np.float32(rates.final)
     targets = bits_of(byte) * 65535
     errors = (targets - path.probabilities).astype(np.float32) * scale
-    set_errors = (targets[:, None] - path.set_probabilities).astype(np.float32) * scale
+    set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(path.outputs)]
+    set_errors = (targets[:, None] - set_probabilities).astype(np.float32) * scale
     final_errors = (targets[:, None] - path.final_probabilities).astype(np.float32) * scale
     if rates.learns:
         learned = arrays["counters"][LEARNED].astype(np.float32) * np.float32(1 / 256)
@@ -386,7 +361,7 @@ def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.nda
             knots[knot] = q + _quotient(target - q, divisor)
 
 
-def begin_mixing(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
+def begin_mixing(arrays: Arrays, shape: MemoryShape) -> None:
     """Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing."""
     starts = np.array(LEVEL_STARTS)
     zeros, ones = starts[:, None], starts
