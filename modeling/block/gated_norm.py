@@ -5,7 +5,7 @@ the inputs' size: where these are large, the backward pass recomputes them, on a
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_blocks import layer_norm
@@ -16,7 +16,7 @@ _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
 
 
-def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_norm(gate: Tensor, value: Tensor, eps: float) -> Tensor:
     """LN( GeLU(LN(gate)) ∘ LN(value) ) over the last dimension, (…, width), in the type of `gate`.
 
     Where it is large its gradients cannot be differentiated again.

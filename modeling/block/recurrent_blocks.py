@@ -6,18 +6,18 @@ Shape letters: B streams or batch, T steps, S state width, K convolution taps.
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from .training_kernels import KernelFunction, is_plain_layer, layer_kernels
 
 
-def layer_norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(hidden: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last dimension, without learnable parameters."""
     return nn.functional.layer_norm(hidden, hidden.shape[-1:], eps=eps)
 
 
-def rms_norm(norm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def rms_norm(norm: nn.Module, hidden: Tensor) -> Tensor:
     """`norm(hidden)` for an `nn.RMSNorm` over the last dimension, in one pass over memory; other modules are called.
 
     A kernel on a GPU rounds to autocast's type, as the products that follow would.
@@ -32,7 +32,7 @@ class _RmsNorm(KernelFunction):
     pass
 
 
-def gated_gelu(gate: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def gated_gelu(gate: Tensor, value: Tensor) -> Tensor:
     """GeLU(gate) ∘ value, element by element, of one shape and type, in one pass over memory."""
     if gate.shape == value.shape and (kernels := layer_kernels(gate, value)) is not None:
         return _GatedGelu.apply(kernels, "gated_gelu", 1, (), gate, value)
@@ -70,12 +70,8 @@ class TemporalConvolution(nn.Module):
         init.normal_(self.weight, mean=0.0, std=1 / math.sqrt(self.kernel_size))
 
     def forward(
-        self,
-        inputs: torch.Tensor,
-        taps: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: Tensor, taps: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The output (B, T, S) of inputs (B, T, S), and the taps (B, K-1, S) after the last real step.
 
         `taps` are the inputs before the block, oldest first, zero where another episode ended; `lengths` (B,) are the
@@ -85,12 +81,8 @@ class TemporalConvolution(nn.Module):
 
 
 def temporal_convolution(
-    inputs: torch.Tensor,
-    taps: torch.Tensor,
-    weight: torch.Tensor,
-    reset_mask: torch.Tensor | None = None,
-    lengths: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """y_t = Σ_k w_k ∘ x_{t-k} with weights (K, S); see [`TemporalConvolution`]."""
     kernel_size = weight.shape[0]
     history = kernel_size - 1
@@ -113,12 +105,12 @@ class _FusedConvolution(KernelFunction):
     pass
 
 
-def episode_numbers(reset_mask: torch.Tensor, history: int) -> torch.Tensor:
+def episode_numbers(reset_mask: Tensor, history: int) -> Tensor:
     """Number of the episode at each of the `history` steps before a block, and at the block's T steps."""
     return nn.functional.pad(reset_mask.cumsum(1), (history, 0))
 
 
-def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor | None) -> torch.Tensor:
+def delayed(padded: Tensor, history: int, lag: int, episode: Tensor | None) -> Tensor:
     """The inputs (B, T, S) `lag` steps before each step of a block, zero where they are of another episode.
 
     `padded` and `episode` (None for one episode) are those of `history` steps before the block, then of the block.
@@ -130,9 +122,7 @@ def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor 
     return inputs.masked_fill((episode[:, start:end] != episode[:, history:]).unsqueeze(-1), 0)
 
 
-def last_inputs(
-    padded: torch.Tensor, history: int, lengths: torch.Tensor | None, episode: torch.Tensor | None
-) -> torch.Tensor:
+def last_inputs(padded: Tensor, history: int, lengths: Tensor | None, episode: Tensor | None) -> Tensor:
     """The last inputs (B, history, S) of the episode that runs at the end of each row; see [`delayed`].
 
     `lengths` (B,) are the numbers of real steps, or None if all are.

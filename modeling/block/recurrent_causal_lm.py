@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..contexts.count_memory import STATE_PART
 from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
@@ -38,12 +38,12 @@ class RecurrentCausalLMOutput(RecurrentOutput):
         network_losses: (B, T), the same without the count memory.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    loss: Tensor | None = None
+    logits: Tensor | None = None
     state: RecurrentState | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    token_losses: torch.Tensor | None = None
-    network_losses: torch.Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    token_losses: Tensor | None = None
+    network_losses: Tensor | None = None
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, RecurrentGenerationMixin):
@@ -75,21 +75,21 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
     def integer_state_parts(self) -> frozenset[str]:
         return frozenset() if self.count_memory is None else frozenset({STATE_PART})
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """The logits (B, T, V) of the steps whose final hidden states (B, T, M) are given."""
         return linear_map(self.lm_head, hidden)
 
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         **kwargs,
     ) -> RecurrentCausalLMOutput | tuple:
@@ -149,7 +149,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         )
         return output if return_dict else output.to_tuple()
 
-    def _read_network(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+    def _read_network(self, inputs: dict[str, Any]) -> tuple[Tensor, RecurrentState | None, Any]:
         """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
         outputs = self.model(**inputs, return_dict=True)
         return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
@@ -180,10 +180,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
 
     def _read_token(
         self, inputs: dict[str, Any], loop: StepLoop | None
-    ) -> tuple[torch.Tensor, RecurrentState | None, None] | None:
+    ) -> tuple[Tensor, RecurrentState | None, None] | None:
         """As `_read_network` for one token per stream, or None where the whole network has to run."""
         input_ids, state, kept = inputs["input_ids"], inputs["state"], inputs["logits_to_keep"]
-        if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
+        if torch.is_grad_enabled() or not isinstance(input_ids, Tensor) or not input_ids.is_cpu:
             return None
         shape = input_ids.shape
         if len(shape) != 2 or shape[1] != 1 or not isinstance(kept, int) or kept < 0:

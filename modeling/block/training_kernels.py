@@ -5,7 +5,7 @@ from functools import cache
 from types import ModuleType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .tensor_checks import PLAIN_TENSORS, is_traced
@@ -33,7 +33,7 @@ def layer_module() -> ModuleType | None:
     return kernel_module("layer_cpu")
 
 
-def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+def layer_kernels(*tensors: Tensor | None) -> ModuleType | None:
     """The kernels of a layer's norms and gates, on a CPU or a GPU, as [`training_kernels`].
 
     On a GPU tensors may have different floating types, and the first may be small where no gradient is wanted.
@@ -52,7 +52,7 @@ def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     return kernels if alike else None
 
 
-def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+def training_kernels(*tensors: Tensor | None) -> ModuleType | None:
     """The kernels for a CPU, if they can compute with these tensors; else None, and plain torch has to.
 
     They need tensors on the CPU, of one type, float32 or float64, of which the first is large. They are invisible to
@@ -108,7 +108,7 @@ def is_plain_layer(module: nn.Module, *types: type[nn.Module], with_hooks: bool 
     )
 
 
-def run_hooks(module: nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def run_hooks(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
     """The output after the module's forward hooks, as if it had been called."""
     for hook in module._forward_hooks.values():
         result = hook(module, (inputs,), output)

@@ -6,7 +6,7 @@ Shape letters: B streams or batch, T steps, V vocabulary.
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.block_inputs import Padding
 from ..block.recurrent_state import RecurrentState, state_dtype, upcast
@@ -17,8 +17,8 @@ from .count_memory_layout import MemoryShape
 class TokenLosses(NamedTuple):
     """Negative log-likelihoods (B, T) in nats, 0 where there is no target, and the state after the block."""
 
-    nats: torch.Tensor  # of the model
-    network: torch.Tensor  # of the network without its count memory; the same tensor if it has none
+    nats: Tensor  # of the model
+    network: Tensor  # of the network without its count memory; the same tensor if it has none
     state: RecurrentState
 
 
@@ -32,7 +32,7 @@ def build_count_memory(config) -> CountMemory | None:
 
 def take_counts(
     state: RecurrentState | None, memory: CountMemory | None
-) -> tuple[RecurrentState | None, torch.Tensor | None]:
+) -> tuple[RecurrentState | None, Tensor | None]:
     """A state without the count memory's part, and that part; None where there is none."""
     if memory is None or not isinstance(state, dict) or STATE_PART not in state:
         return state, None
@@ -63,14 +63,14 @@ class CountedPredictions:
 
     def mix_counts(
         self,
-        input_ids: torch.Tensor | None,
-        counts: torch.Tensor | None,
-        logits: torch.Tensor,
-        kept: slice | torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None,
+        counts: Tensor | None,
+        logits: Tensor,
+        kept: slice | Tensor,
+        reset_mask: Tensor | None = None,
         padding: Padding | None = None,
         sampled: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Mix the network's logits (B, T, V) of a block with the predictions of the count memory.
 
         Args:
@@ -101,10 +101,10 @@ class CountedPredictions:
     @torch.no_grad()
     def token_losses(
         self,
-        input_ids: torch.Tensor,
-        shift_labels: torch.Tensor,
+        input_ids: Tensor,
+        shift_labels: Tensor,
         state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
     ) -> TokenLosses:
         """Losses of a block's targets, as from `forward`, at a fraction of the cost of all probabilities.
 
@@ -116,13 +116,13 @@ class CountedPredictions:
 
     def mixed_losses(
         self,
-        input_ids: torch.Tensor,
-        counts: torch.Tensor | None,
-        logits: torch.Tensor,
-        shift_labels: torch.Tensor,
-        reset_mask: torch.Tensor | None,
+        input_ids: Tensor,
+        counts: Tensor | None,
+        logits: Tensor,
+        shift_labels: Tensor,
+        reset_mask: Tensor | None,
         padding: Padding | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Losses (B, T) of the targets by model and by network alone, in nats, and the new state of the count memory.
 
         Arguments as for [`mix_counts`]; without a memory, both losses are the same tensor.
@@ -136,11 +136,11 @@ class CountedPredictions:
         )
         return nats, network, counts
 
-    def _counts(self, input_ids: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
+    def _counts(self, input_ids: Tensor | None, counts: Tensor | None) -> Tensor:
         if input_ids is None:
             raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
         return self.count_memory.init_state(len(input_ids), input_ids.device) if counts is None else counts
 
 
-def _real(padding: Padding | None) -> torch.Tensor | None:
+def _real(padding: Padding | None) -> Tensor | None:
     return None if padding is None else ~padding.unpack(padding.mask)

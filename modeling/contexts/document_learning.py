@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .count_memory import CountMemory
 from .count_memory_layout import Rates
@@ -39,7 +40,7 @@ class DocumentLearning:
         for document in documents:
             self.memory.insert(torch.from_numpy(document.astype(np.uint8)), end_byte)
 
-    def read(self, block: Mapping[str, torch.Tensor], network: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, block: Mapping[str, Tensor], network: Tensor | None = None) -> Tensor:
         """Predict a block and learn from it; returns the nats (B, T) of its targets.
 
         The block has `input_ids`, `shift_labels` and `reset_mask` (B, T); `network` are logits (B, T, V).

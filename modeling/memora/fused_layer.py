@@ -4,7 +4,7 @@ It computes what `RecurrentLayer` computes with Memora's two blocks and the unit
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.linear_maps import rounds_products
 from ..block.recurrent_blocks import Contraction
@@ -12,7 +12,7 @@ from ..block.training_kernels import SMALLEST_FUSED, is_plain_layer, layer_modul
 from ..units.gated_units import GLRU
 
 
-def fused_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+def fused_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, Tensor] | None:
     """The output (B, T, M) and the last state (B, S) of a `RecurrentLayer` with Memora's blocks.
 
     None where its modules have to be called.

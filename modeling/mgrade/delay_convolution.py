@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
@@ -23,7 +23,7 @@ _MOST_SHIFTS = 24
 _GAUSSIAN_REACH = 8.6
 
 
-def clip(positions: torch.Tensor, receptive_field: int) -> torch.Tensor:
+def clip(positions: Tensor, receptive_field: int) -> Tensor:
     """Positions clipped to [0, Γ], with the gradient of unclipped ones, so that a position outside can return."""
     return positions + (positions.clamp(0, receptive_field) - positions).detach()
 
@@ -34,7 +34,7 @@ def _fast_length(length: int) -> int:
     return -(-length // unit) * unit
 
 
-def causal_convolution(signal: torch.Tensor, kernel: torch.Tensor, skip: int = 0) -> torch.Tensor:
+def causal_convolution(signal: Tensor, kernel: Tensor, skip: int = 0) -> Tensor:
     """Depthwise convolution of (B, T, M) with a kernel (n, M) by Fourier transforms: outputs `skip` … T-1.
 
     The signal is zero before its start; only the first `skip` ≤ n-1 outputs, which are not returned, may be wrong.
@@ -105,7 +105,7 @@ class DelayConvolution(nn.Module):
             start = torch.tensor(self.initial_positions, dtype=self.positions.dtype, device=self.positions.device)
             copy_values(self.positions, start.unsqueeze(1).expand_as(self.positions))
 
-    def taps(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def taps(self) -> tuple[Tensor, Tensor]:
         """Lags and weights of all taps, both (lags, M); the kernel is their sum, k_n = Σ_j weight_j with lag_j = n."""
         weight = upcast(self.weight)
         if not self.learned:
@@ -120,18 +120,14 @@ class DelayConvolution(nn.Module):
         lags = lags.clamp(0, self.receptive_field)
         return lags.flatten(0, 1), (weight * gaussian * inside).flatten(0, 1)
 
-    def kernel(self) -> torch.Tensor:
+    def kernel(self) -> Tensor:
         """k_0 … k_Γ, (Γ+1, M)."""
         lags, weights = self.taps()
         return weights.new_zeros(self.receptive_field + 1, weights.shape[1]).scatter_add(0, lags, weights)
 
     def forward(
-        self,
-        inputs: torch.Tensor,
-        buffer: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: Tensor, buffer: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The output (B, T, M) of inputs (B, T, M), and the buffer (B, Γ, M) after the last real step.
 
         `buffer` are the inputs before the block, oldest first, zero where another episode ended; `lengths` (B,) are
@@ -150,7 +146,7 @@ class DelayConvolution(nn.Module):
         padded = torch.cat([buffer, inputs.to(buffer.dtype)], dim=1)
         return output, last_inputs(padded, history, lengths, episode)
 
-    def _step(self, inputs: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    def _step(self, inputs: Tensor, buffer: Tensor) -> Tensor:
         lags, weights = self.taps()
         now = lags == 0
         output = inputs * (weights * now).sum(0).to(inputs.dtype)
@@ -160,13 +156,7 @@ class DelayConvolution(nn.Module):
         past = buffer.gather(1, offsets.expand(inputs.shape[0], -1, -1)).masked_fill(now, 0)
         return output + (past * weights).sum(1, keepdim=True).to(inputs.dtype)
 
-    def _block(
-        self,
-        inputs: torch.Tensor,
-        buffer: torch.Tensor,
-        reset_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _block(self, inputs: Tensor, buffer: Tensor, reset_mask: Tensor | None, episode: Tensor | None) -> Tensor:
         padded = torch.cat([buffer, inputs], dim=1)
         if self.learned:
             lags, weights = range(self.receptive_field + 1), None
@@ -188,14 +178,14 @@ class DelayConvolution(nn.Module):
         output = causal_convolution(padded, kernel, self.receptive_field)
         return _replace_later_episodes(output, inputs, reset_mask, kernel)
 
-    def _masked_windows(self, padded: torch.Tensor, episode: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    def _masked_windows(self, padded: Tensor, episode: Tensor, kernel: Tensor) -> Tensor:
         size = self.receptive_field + 1
         episode = episode.unfold(1, size, 1)
         windows = padded.unfold(1, size, 1).masked_fill((episode != episode[..., -1:]).unsqueeze(2), 0)
         return (windows * kernel.flip(0).t().to(windows.dtype)).sum(-1)
 
 
-def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
+def _replace_later_episodes(output, inputs, reset_mask, kernel) -> Tensor:
     """The output with every episode that starts after the first step convolved separately.
 
     Episodes of similar length run together, padded to a power of two, so that all of them cost little more than the

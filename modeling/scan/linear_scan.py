@@ -127,6 +127,10 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     given = {name: tensor for name, tensor in given.items() if tensor is not None or name in "ab"}
     for name, tensor in given.items():
         check_tensor(name, tensor)
+        if name != "reset_mask" and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
+        if tensor.device != a.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
     if a.dim() != 3:
         raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
     if b.shape != a.shape:
@@ -134,9 +138,6 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     batch, steps, width = a.shape
     if steps < 1 or batch < 1 or width < 1:
         raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")
-    for name, tensor in given.items():
-        if name != "reset_mask" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
     if initial_state is not None:
         if initial_state.shape != (batch, width):
             raise ValueError(
@@ -151,9 +152,6 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
             raise ValueError(
                 f"reset_mask has shape {tuple(reset_mask.shape)}; it must be (batch, steps) = {(batch, steps)}"
             )
-    for name, tensor in given.items():
-        if tensor.device != a.device:
-            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

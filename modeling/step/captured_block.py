@@ -15,10 +15,11 @@ from operator import is_
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import is_plain_layer
 from .captured_step import capturing, copies_of, warm_up
 from .module_watch import is_plain_module
 
@@ -31,17 +32,17 @@ _active_training = threading.local()
 class _Recording(NamedTuple):
     """Static tensors of a capture, and the two functions that replay on them."""
 
-    results: list[torch.Tensor]  # the output, then the new state
-    grad_output: torch.Tensor
-    grads: list[torch.Tensor | None]  # of the tensors that need one, in their order
+    results: list[Tensor]  # the output, then the new state
+    grad_output: Tensor
+    grads: list[Tensor | None]  # of the tensors that need one, in their order
     forward: Callable[[], None]
     backward: Callable[[], None]
 
 
-def _record_block(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -> _Recording:
+def _record_block(run: Callable[[], list[Tensor]], wanted: list[Tensor]) -> _Recording:
     """Capture `run`, on static tensors, and the gradients of its first result by the `wanted` tensors."""
 
-    def differentiate(output: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor | None]:
+    def differentiate(output: Tensor, grad: Tensor) -> list[Tensor | None]:
         return [*torch.autograd.grad(output, wanted, grad, allow_unused=True)]
 
     def run_both() -> None:
@@ -101,8 +102,8 @@ class CapturedBlock:
         )
 
     def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+    ) -> tuple[Tensor, RecurrentState] | None:
         """The output (B, T, M) and the new state; None where the layers have to run without a graph."""
         self.blocks += 1
         if self.recording is None and not self.failed and self.blocks > _BLOCKS_BEFORE:
@@ -117,13 +118,13 @@ class CapturedBlock:
         self.last = weakref.ref(output.grad_fn)
         return output, dict(zip(self.names, parts, strict=True))
 
-    def replay_forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def replay_forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Copies of the results for these inputs."""
         self.inputs[0].detach().copy_(hidden)
         self.recording.forward()
         return tuple(copies_of(self.recording.results))
 
-    def replay_backward(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
+    def replay_backward(self, grad: Tensor) -> list[Tensor | None]:
         """Copies of the gradients of the hidden states and all parameters."""
         self.recording.grad_output.copy_(grad)
         self.recording.backward()
@@ -133,9 +134,7 @@ class CapturedBlock:
         wanted = iter(None if grad is None else next(copies) for grad in self.recording.grads)
         return [next(wanted) if needed else None for needed in self.needs_grad]
 
-    def _capture(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> None:
+    def _capture(self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None) -> None:
         """Capture both passes; after a failure, never try again."""
         self.names = [*state]
         given = [hidden, *state.values(), *([] if reset_mask is None else [reset_mask])]
@@ -147,7 +146,7 @@ class CapturedBlock:
         wanted = [tensor for tensor in (self.inputs[0], *weights.values()) if tensor.requires_grad]
         layers = _Layers(model)
 
-        def run() -> list[torch.Tensor]:
+        def run() -> list[Tensor]:
             hidden, *rest = self.inputs
             parts, resets = rest[: len(self.names)], rest[-1] if reset_mask is not None else None
             state = dict(zip(self.names, parts, strict=True))
@@ -204,8 +203,8 @@ class CapturedTraining:
             _active_training.training = before
 
     def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+    ) -> tuple[Tensor, RecurrentState] | None:
         """See [`CapturedBlock.run`]."""
         parameters = [*model.parameters()]
         key = (
@@ -221,7 +220,7 @@ class CapturedTraining:
         return self.block.run(model, hidden, state, reset_mask)
 
 
-def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> bool:
+def _may_replay(model: nn.Module, hidden: Tensor, state: RecurrentState) -> bool:
     return (
         torch.is_grad_enabled()
         and hidden.device.type in _DEVICES
@@ -236,17 +235,14 @@ def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -
 
 
 def _is_replayed_as_it_stands(module: nn.Module) -> bool:
-    return (
-        is_plain_module(module)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        and not (module._backward_hooks or module._backward_pre_hooks)
-        and all(type(parameter) is nn.Parameter for parameter in module._parameters.values() if parameter is not None)
-    )
+    parameters = (parameter for parameter in module._parameters.values() if parameter is not None)
+    is_plain = is_plain_module(module) and is_plain_layer(module, type(module))
+    return is_plain and all(type(parameter) is nn.Parameter for parameter in parameters)
 
 
 def run_captured_block(
-    model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-) -> tuple[torch.Tensor, RecurrentState] | None:
+    model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+) -> tuple[Tensor, RecurrentState] | None:
     """The output (B, T, M) and the layers' new state of a training block, from CUDA graphs.
 
     None where the layers have to run themselves. Not to be called while torch compiles.

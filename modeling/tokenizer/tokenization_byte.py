@@ -109,11 +109,7 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
         cls._id_of_token = {token: index for index, token in enumerate(cls._token_of_id)}
 
     def __init__(
-        self,
-        eos_token: str | None = "\x00",
-        pad_token: str | None = "\x00",
-        errors: str = "replace",
-        **kwargs: Any,
+        self, eos_token: str | None = "\x00", pad_token: str | None = "\x00", errors: str = "replace", **kwargs: Any
     ) -> None:
         if kwargs.get("special_tokens_pattern") not in (None, "none"):
             raise ValueError(

@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
@@ -23,7 +23,7 @@ SHORTEST_IN_CHUNKS = 128
 _SMALLEST_SQUARED_NORM = 1e-6
 
 
-def normalized(numbers: torch.Tensor) -> torch.Tensor:
+def normalized(numbers: Tensor) -> Tensor:
     """(…, K, G) with a norm of 1 over K."""
     return numbers * torch.rsqrt(numbers.square().sum(-2, keepdim=True) + _SMALLEST_SQUARED_NORM)
 
@@ -31,11 +31,11 @@ def normalized(numbers: torch.Tensor) -> torch.Tensor:
 class DeltaStep(NamedTuple):
     """Coefficients of a step: log w (…, K or 1, G); c, b and k (…, K, G); v (…, 1, G)."""
 
-    log_decay: torch.Tensor
-    read: torch.Tensor
-    removed: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    log_decay: Tensor
+    read: Tensor
+    removed: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class DeltaUnit(SequentialUnit):
@@ -48,11 +48,11 @@ class DeltaUnit(SequentialUnit):
     channel_maps = ("input_projection",)
     state_per_output = 4
 
-    def delta_step(self, *projections: torch.Tensor) -> DeltaStep:
+    def delta_step(self, *projections: Tensor) -> DeltaStep:
         """The coefficients of all steps from the projections, float32 or wider."""
         raise NotImplementedError
 
-    def by_head(self, numbers: torch.Tensor) -> torch.Tensor:
+    def by_head(self, numbers: Tensor) -> Tensor:
         """(…, S) → (…, K, G)."""
         return numbers.unflatten(-1, (self.state_per_output, -1))
 
@@ -78,7 +78,7 @@ class DeltaUnit(SequentialUnit):
         return torch.cat(states, 1).flatten(-2), state.flatten(-2).clone()  # not a view of the last chunk
 
 
-def delta_chunk(now: DeltaStep, state: torch.Tensor, reset_mask: torch.Tensor | None = None) -> torch.Tensor:
+def delta_chunk(now: DeltaStep, state: Tensor, reset_mask: Tensor | None = None) -> Tensor:
     """The states after each step of a chunk, (B, Q, K, G), by one triangular system (Yang et al. 2024, section 3.3).
 
     With E_ij the decay from step j to step i, h_i = E_i h_0 + Σ_{j ≤ i} E_ij (k_j v_j - b_j u_j), where
@@ -170,7 +170,7 @@ class RWKV7(DeltaUnit):
         init.zeros_(self.rate_bias)
         init.zeros_(self.bonus)
 
-    def replacement(self, rate: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def replacement(self, rate: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """a and k̃, (…, S) each."""
         rate = torch.sigmoid(rate + upcast(self.rate_bias))
         return rate, key * (1 + (rate - 1) * upcast(self.replacement_mix))

@@ -6,6 +6,7 @@ CPU in tiles that stay in the cache.
 """
 
 import torch
+from torch import Tensor
 
 from ..block.recurrent_state import state_dtype
 from ..block.training_kernels import KernelFunction, layer_kernels
@@ -14,8 +15,8 @@ from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
 
 def gate_coefficients(
-    recurrence_gate: torch.Tensor, rate: torch.Tensor, input_gate: torch.Tensor, inputs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor
+) -> tuple[Tensor, Tensor]:
     """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) each, float32 or float64.
 
     Gates and inputs are (…, S), of any floating types; rates (S,), or of a shape that broadcasts, float32 or wider.
@@ -73,11 +74,11 @@ class _GateCoefficients(torch.autograd.Function):
         return grads[0], grad_rate, *grads[1:]
 
 
-def _squared_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
+def _squared_normalizer(log_decay: Tensor) -> Tensor:
     """1 - r² from log r, in place and exact where r → 1."""
     return log_decay.mul_(2).expm1_().neg_()
 
 
-def _tiles(rate: torch.Tensor, *tensors: torch.Tensor):
+def _tiles(rate: Tensor, *tensors: Tensor):
     """Tiles where every position has the same rate; else the tensors uncut."""
     return tiles(*tensors) if rate.dim() == 1 else (tensors,)

@@ -1,7 +1,7 @@
 """Recurrent units whose decay depends on the input."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
@@ -9,7 +9,7 @@ from .gate_coefficients import gate_coefficients
 from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, input_normalizer
 
 
-def gated_step(unit: RecurrentUnit, recurrence_gate, rate, input_gate, inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def gated_step(unit: RecurrentUnit, recurrence_gate, rate, input_gate, inputs) -> tuple[Tensor, Tensor]:
     """a from r = exp(-rate ∘ σ(recurrence_gate)), and b = sqrt(1 - a²) ∘ input_gate ∘ inputs."""
     if not unit.allow_negative_eigenvalues:
         return gate_coefficients(recurrence_gate, rate, input_gate, inputs)

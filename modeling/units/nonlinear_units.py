@@ -4,7 +4,7 @@ Shape letters: B streams or batch, S state width.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
@@ -16,7 +16,7 @@ class SequentialUnit(RecurrentUnit):
 
     negative_refusal = "has no decay: its recurrent weights have either sign already"
 
-    def step(self, state: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
+    def step(self, state: Tensor, *projections: Tensor) -> Tensor:
         """The next state, (B, 1, S), from the last one and one step's projections, all float32 or wider."""
         raise NotImplementedError
 
