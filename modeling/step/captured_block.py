@@ -11,7 +11,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -82,24 +81,12 @@ class _Replay(torch.autograd.Function):
 class CapturedBlock:
     """The layers of one model for one kind of block ([`CapturedTraining`] chooses it)."""
 
-    def __init__(self, model: nn.Module):
-        self.parameters = [*model.parameters()]
-        self.addresses = self._addresses()
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters = parameters
         self.blocks = self.turn = 0
         self.recording: _Recording | None = None
         self.failed = False
         self.last: Callable[[], object | None] = lambda: None  # the output of the last replay, if anything holds it
-
-    def _addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self.parameters]
-
-    def is_current(self, parameters: list[nn.Parameter]) -> bool:
-        """False once weights were replaced, or moved to other memory."""
-        return (
-            len(parameters) == len(self.parameters)
-            and self._addresses() == self.addresses
-            and all(map(is_, parameters, self.parameters))
-        )
 
     def run(
         self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
@@ -141,7 +128,10 @@ class CapturedBlock:
         self.inputs = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
         self.inputs[0].requires_grad_(hidden.requires_grad)
         # The same memory: gradients of the parameters themselves may belong to a stream that cannot be captured.
-        weights = {f"model.{name}": _alias(parameter) for name, parameter in model.named_parameters()}
+        weights = {
+            f"model.{name}": nn.Parameter(parameter.detach(), parameter.requires_grad)
+            for name, parameter in model.named_parameters()
+        }
         self.needs_grad = [tensor.requires_grad for tensor in (self.inputs[0], *weights.values())]
         wanted = [tensor for tensor in (self.inputs[0], *weights.values()) if tensor.requires_grad]
         layers = _Layers(model)
@@ -171,10 +161,6 @@ class _Layers(nn.Module):
 
     def forward(self, hidden, state, reset_mask):
         return self.model.read_layers(hidden, state, reset_mask)[:2]
-
-
-def _alias(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach(), parameter.requires_grad)
 
 
 class CapturedTraining:
@@ -210,13 +196,13 @@ class CapturedTraining:
         key = (
             hidden.dtype, hidden.shape, hidden.device, hidden.requires_grad, reset_mask is None,
             *((name, part.dtype, part.shape) for name, part in state.items()),
-            *(parameter.requires_grad for parameter in parameters),
+            *((id(parameter), parameter.data_ptr(), parameter.requires_grad) for parameter in parameters),
             torch.is_autocast_enabled(hidden.device.type), torch.get_autocast_dtype(hidden.device.type),
         )  # fmt: skip
-        if self.block is None or key != self.key or not self.block.is_current(parameters):
+        if self.block is None or key != self.key:
             if self.block is not None and self.block.last() is not None:
                 return None
-            self.key, self.block = key, CapturedBlock(model)
+            self.key, self.block = key, CapturedBlock(parameters)
         return self.block.run(model, hidden, state, reset_mask)
 
 
