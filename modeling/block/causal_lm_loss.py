@@ -22,12 +22,8 @@ def causal_lm_loss(
 ) -> Tensor:
     """Cross-entropy in nats, computed in float32, or in float64 for float64 logits; targets of -100 are ignored.
 
-    Args:
-        logits: (B, T, V).
-        labels: (B, T), shifted here; ignored if there are `shift_labels`.
-        shift_labels: (B, T), the target of every step.
-        num_items_in_batch: divides the sum; by default the mean over the targets.
-        target_weights: (B, T), by which the loss of every target is multiplied.
+    Targets are `labels` (B, T), shifted here, or `shift_labels`, the target of every step. `num_items_in_batch`
+    divides the sum, by default the number of targets; `target_weights` (B, T) multiply the losses.
 
     Raises:
         TypeError: the targets are not a tensor.

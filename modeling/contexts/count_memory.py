@@ -121,19 +121,15 @@ class CountMemory(nn.Module):
         pending: tuple[Tensor, Tensor] | None = None,
         in_place: bool = False,
     ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Read a block, and predict.
+        """Read a block (B, T) after a state (B, bytes), and predict.
 
         Args:
-            input_ids: (B, T).
-            state: (B, bytes) uint8, of these streams.
             network: the network's logits after each step (B, T, V), or, for learning, its logits of the nodes on the
                 way to each target (B, T, 8); None without a network.
-            reset_mask: (B, T), true where a document begins.
-            attention_mask: (B, T), false where a step is padding.
-            targets: (B, T), the next bytes, negative for none.
+            attention_mask: false where a step is padding.
+            targets: the next bytes, negative for none.
             logits_from: the first step of which the log probabilities of all bytes are returned; None for none.
             sampled: the model itself has chosen the bytes, so the short-term memory does not learn from them.
-            rates: how fast the stream's weights adapt, and whether the memory learns.
             pending: bytes of running documents (B, P) uint8 and their numbers (B,) int64, for a memory that learns
                 documents when they have ended; changed in place.
             in_place: `state` becomes the new state, which saves a copy; it lies on the CPU then.

@@ -4,17 +4,14 @@ A byte is eight binary decisions, from its highest bit on. They are nodes of a t
 zero or a one at node k comes node 2k or 2k + 1. At each node:
 
 1. Each *source* (a context of one of the memories) has counts of the bytes below the node with a zero and with a one.
-   Rounded to levels, they select a *cell*: an adaptive probability. So the memory learns how far such counts can be
-   trusted in this source, at this depth (indirect contexts).
+   Rounded to levels, they select a *cell*: an adaptive probability (indirect contexts).
 2. Each *set* of weights has rows, and a small context selects one. It mixes the logits of the cells and of the network
    to one logit, y = Σ w x (logistic mixing). A second layer mixes the logits of the sets.
 3. Tables *refine* the probability: in a small context, they map it to the observed one, interpolated between knots
    (secondary symbol estimation, SSE).
 
-Cells, weights and knots learn online. The derivative of the coding cost by a logit is the error of the probability.
-Source: Mahoney, "Data Compression Explained" (2013), sections on indirect context models, logistic mixing and SSE.
-
-A probability is an integer, 65536 times the probability of a one. Numbers are float32 and integers in the order of
+Cells, weights and knots learn online. Source: Mahoney, "Data Compression Explained" (2013). A probability is an
+integer, 65536 times the probability of a one. Numbers are float32 and integers in the order of
 `hf_recurrent/kernels/count_memory_mixing.h`, so that both give the same bits.
 
 Shape letters: B streams, T steps. Here n stands for nodes: the 8 on the way to a byte, or all 255.

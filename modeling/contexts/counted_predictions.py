@@ -73,14 +73,8 @@ class CountedPredictions:
     ) -> tuple[Tensor, Tensor]:
         """Mix the network's logits (B, T, V) of a block with the predictions of the count memory.
 
-        Args:
-            counts: state of the count memory; zeros by default.
-            kept: the steps whose logits are returned.
-            sampled: the model itself has chosen the bytes.
-
-        Returns:
-            Log probabilities (B, kept steps, V), whose gradient is passed to the network's logits as it is, and the
-            new state of the count memory.
+        Returns the log probabilities of the `kept` steps, whose gradient is passed to the network's logits as it is,
+        and the new state of the count memory. Without a state `counts`, it begins at zeros.
 
         Raises:
             ValueError: there are no `input_ids`, or the state is of another memory.

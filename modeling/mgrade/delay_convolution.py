@@ -60,13 +60,8 @@ class DelayConvolution(nn.Module):
     given state unchanged. A block with few lags adds shifted inputs. Otherwise Fourier transforms convolve the dense
     kernel, and each episode that starts inside the block separately, so that nothing crosses a reset.
 
-    Args:
-        channels: M.
-        positions: p_0 … p_{K-1} in [0, Γ], integers; with learned spacings the initial positions, real numbers.
-        receptive_field: Γ; learned positions are clipped to [0, Γ].
-        learned: positions are parameters, one for each tap and channel.
-        uniform: initial learned positions are drawn from [0, Γ].
-        interpolation_width: σ of the Gaussian around a learned position.
+    Learned positions, one for each tap and channel, are clipped to [0, Γ]; they start at `positions`, or uniformly.
+    Fixed positions are integers. `interpolation_width` is σ of the Gaussian around a learned one.
     """
 
     no_weight_decay = ("positions",)  # decay would pull the taps towards the current step

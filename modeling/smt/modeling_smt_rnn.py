@@ -248,7 +248,7 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
     backbone_class = SmtRnnModel
 
     def update(self, memory: Tensor, input_ids: torch.LongTensor, ngrams: Tensor | None = None) -> Tensor:
-        """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D)."""
+        """See [`SmtRnnModel.update`]."""
         return self.model.update(memory, input_ids, ngrams)
 
     def unroll(

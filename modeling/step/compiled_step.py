@@ -47,11 +47,9 @@ def kernel_for(dtype: torch.dtype) -> ModuleType | None:
 class CompiledStep:
     """The step of one model as a program of the kernel, which any number of threads may run at once.
 
-    Args:
-        model: a backbone, whose program reads embedded inputs (B, 1, M) and gives the output after the final norm, or
-            a language model, whose program reads token ids (B, 1) and gives logits.
-        inputs: like the inputs of the step.
-        weights: the type in which the program stores large weights; None for the model's.
+    A backbone's program reads embedded inputs (B, 1, M) and gives the output after the final norm; a language model's
+    reads token ids (B, 1) and gives logits. `weights` is the type in which it stores large weights; None for the
+    model's.
     """
 
     def __init__(self, model: nn.Module, inputs: Tensor, weights: str | None = None):

@@ -21,15 +21,13 @@ from transformers.utils import cached_file, logging
 
 logger = logging.get_logger(__name__)
 
-# Key of a user-defined unit in `auto_map` of a configuration.
-AUTO_MAP_KEY = "recurrent_unit"
+AUTO_MAP_KEY = "recurrent_unit"  # of a user-defined unit, in `auto_map` of a configuration
 # The file of a checkpoint with units, blocks and the scan, and the folders that it is gathered from.
 SHARED_FILE = "recurrent_shared"
 SHARED_FOLDERS = ("block", "scan", "step", "units")
 _BASE_CONFIGURATION = "configuration_recurrent"
 _TAKEN_FILES = re.compile(rf"{SHARED_FILE}|(configuration|modeling|tokenization)_\w+")
-# Packages that every machine has on which a checkpoint loads.
-INSTALLED = ("numpy", "safetensors", "torch", "transformers")
+INSTALLED = ("numpy", "safetensors", "torch", "transformers")  # on every machine on which a checkpoint loads
 _ALLOWED = (
     "a file with a recurrent unit is saved with every checkpoint, so it may import the standard library, "
     f"{', '.join(INSTALLED)}, and names of `hf_recurrent` with code in `hf_recurrent.modeling`"
