@@ -154,8 +154,7 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Choosing a backend
+# ---- Choosing a backend ----
 
 
 @cache
@@ -207,8 +206,7 @@ def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tenso
     return takes_single_steps(a.numel(), reset_mask is not None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Plain torch
+# ---- Plain torch ----
 
 
 def _single_step(
@@ -225,8 +223,7 @@ def _single_step(
 _TORCH_BACKEND = SimpleNamespace(scan_forward=torch_scan_forward, scan_backward=torch_scan_backward)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Autograd, the compiler and function transforms
+# ---- Autograd, the compiler and function transforms ----
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
