@@ -14,7 +14,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode, has_count_memory
 from hf_recurrent.data.streams import EvaluationStreams
 from hf_recurrent.evaluation.byte_windows import KnownWindows, is_repeated, window_hashes
-from hf_recurrent.modeling.contexts.count_memory_history import WORD_BYTES
+from hf_recurrent.modeling.contexts.count_memory_contexts import WORD_BYTES
 
 CONTEXT = 12  # bytes before a byte that make its context known
 ALL = "all bytes"

@@ -256,7 +256,7 @@ def _gated_backward(
 
 
 def gate_coefficients(
-    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, *, sigmoid_gate: bool = False
+    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, sigmoid_gate: bool = False
 ) -> tuple[Tensor, Tensor]:
     """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,) or (…, S).
 
@@ -282,7 +282,6 @@ def gate_coefficients_backward(
     inputs: Tensor,
     grad_decay: Tensor,
     grad_scaled: Tensor,
-    *,
     sigmoid_gate: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the four arguments of [`gate_coefficients`]."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .tensor_checks import check_mask, check_tensor, has_values
 
@@ -19,35 +20,32 @@ _ATTENTION = {"output_attentions", "cache", "past_key_values"}
 
 
 class Padding:
-    """Moves the real steps of each row to its front, and the results back to where they came from.
+    """Moves the real steps of each row, those with a mask (B, T) that is not 0, to its front, and the results back.
 
     With the padding at the end, a row's outputs and its last state are as without padding, wherever the padding was.
-
-    Args:
-        attention_mask: (B, T), non-zero where a step is real.
     """
 
-    def __init__(self, attention_mask: torch.Tensor):
+    def __init__(self, attention_mask: Tensor):
         real = attention_mask != 0
         self.lengths = real.sum(1)
         self._order = torch.argsort(~real, dim=1, stable=True)
         self._offsets = torch.argsort(self._order, dim=1, stable=True)
         self.mask = ~real.gather(1, self._order)
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def pack(self, tensor: Tensor) -> Tensor:
         """(B, T, …) with each row's real steps first."""
         return self._gather(tensor, self._order)
 
-    def pack_resets(self, reset_mask: torch.Tensor | None) -> torch.Tensor | None:
+    def pack_resets(self, reset_mask: Tensor | None) -> Tensor | None:
         """The resets (B, T) of packed steps; one at a step of padding has no effect."""
         return None if reset_mask is None else self.pack(reset_mask) & ~self.mask
 
-    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def unpack(self, tensor: Tensor) -> Tensor:
         """The inverse of `pack`."""
         return self._gather(tensor, self._offsets)
 
     @staticmethod
-    def _gather(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def _gather(tensor: Tensor, index: Tensor) -> Tensor:
         if tensor.dim() == 3:
             index = index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1])
         return tensor.gather(1, index)
@@ -63,19 +61,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def read_masks(
-    shape: tuple[int, int],
-    attention_mask: torch.Tensor | None,
-    reset_mask: torch.Tensor | None,
-    arguments: Mapping[str, Any],
-) -> tuple[torch.Tensor | None, Padding | None]:
+    shape: tuple[int, int], attention_mask: Tensor | None, reset_mask: Tensor | None, arguments: Mapping[str, Any]
+) -> tuple[Tensor | None, Padding | None]:
     """The resets (B, T) bool of a block and its padding; None where there are none.
 
-    Args:
-        shape: B and T.
-        attention_mask: (B, T), zero where a step is padding. In generation it is longer, since it covers the prompt
-            too: the last T columns count.
-        reset_mask: (B, T), the caller's own resets.
-        arguments: other arguments of `forward`, among them the marks of packed documents ([`packed_resets`]).
+    In generation, `attention_mask` is longer than T, since it covers the prompt too: the last T columns count.
+    `arguments` are the others of `forward`, among them the marks of packed documents ([`packed_resets`]).
 
     Raises:
         TypeError: a mask is not a tensor.
@@ -96,24 +87,19 @@ def read_masks(
 
 
 def packed_resets(
-    reset_mask: torch.Tensor | None,
+    reset_mask: Tensor | None,
     shape: tuple[int, int],
     *,
-    position_ids: torch.Tensor | None = None,
-    seq_idx: torch.Tensor | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-) -> torch.Tensor:
+    position_ids: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+) -> Tensor:
     """The resets (B, T) of packed documents, wherever any of these arguments marks one.
 
     Args:
-        reset_mask: (B, T) bool, the caller's own resets.
-        shape: B and T.
         position_ids: (B, T) or (1, T), the position in the document: 0 at its first step.
         seq_idx: (B, T) or (1, T), the number of the document.
         cu_seq_lens_q: (documents + 1,), the first step of every document, counted over all rows, and B · T.
-
-    Raises:
-        ValueError: a shape or type does not match, or a document goes from one row to the next.
     """
     found = [] if reset_mask is None else [reset_mask]
     if position_ids is not None:
@@ -126,7 +112,7 @@ def packed_resets(
     return functools.reduce(torch.logical_or, found)
 
 
-def _integers(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _integers(name: str, tensor: Tensor, shape: tuple[int, int]) -> Tensor:
     check_tensor(name, tensor)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() != 2:
         raise ValueError(f"`{name}` is {tensor.dtype} of shape {tuple(tensor.shape)}; it must be integers, (B, T).")
@@ -135,7 +121,7 @@ def _integers(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.
     return tensor.expand(shape)
 
 
-def _starts(offsets: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _starts(offsets: Tensor, shape: tuple[int, int]) -> Tensor:
     check_tensor("cu_seq_lens_q", offsets)
     batch_size, steps = shape
     if offsets.dim() != 1 or offsets.is_floating_point() or offsets.is_complex():

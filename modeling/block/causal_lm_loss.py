@@ -4,7 +4,7 @@ Shape letters: B streams or batch, T steps, V vocabulary.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .recurrent_state import upcast
 from .tensor_checks import check_tensor
@@ -14,20 +14,16 @@ IGNORE_INDEX = -100  # a label without a loss, as in torch and transformers
 
 
 def causal_lm_loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor | None,
-    shift_labels: torch.Tensor | None = None,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    target_weights: torch.Tensor | None = None,
-) -> torch.Tensor:
+    logits: Tensor,
+    labels: Tensor | None,
+    shift_labels: Tensor | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+    target_weights: Tensor | None = None,
+) -> Tensor:
     """Cross-entropy in nats, computed in float32, or in float64 for float64 logits; targets of -100 are ignored.
 
-    Args:
-        logits: (B, T, V).
-        labels: (B, T), shifted here; ignored if there are `shift_labels`.
-        shift_labels: (B, T), the target of every step.
-        num_items_in_batch: divides the sum; by default the mean over the targets.
-        target_weights: (B, T), by which the loss of every target is multiplied.
+    Targets are `labels` (B, T), shifted here, or `shift_labels`, the target of every step. `num_items_in_batch`
+    divides the sum, by default the number of targets; `target_weights` (B, T) multiply the losses.
 
     Raises:
         TypeError: the targets are not a tensor.

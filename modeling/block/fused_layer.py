@@ -7,11 +7,11 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .linear_maps import rounds_products
 from .recurrent_blocks import Contraction
-from .training_kernels import SMALLEST_FUSED, is_plain_layer, layer_module, training_kernels
+from .training_kernels import SMALLEST_FUSED, is_plain_layer, kernel_module, training_kernels, training_module
 
 
 class LayerParts(NamedTuple):
@@ -29,14 +29,14 @@ class LayerParts(NamedTuple):
     unit: nn.Module
     norms: tuple[nn.Module, nn.Module]
     maps: tuple[nn.Module, ...]
-    vectors: tuple[torch.Tensor, ...]
+    vectors: tuple[Tensor, ...]
 
 
-def layer_kernel(family: str, hidden: torch.Tensor, inputs, parts: LayerParts) -> ModuleType | None:
+def layer_kernel(family: str, hidden: Tensor, inputs, parts: LayerParts) -> ModuleType | None:
     """The kernel of a family's layer, or None where the layer's modules have to be called.
 
     Args:
-        family: as in [`layer_module`].
+        family: the module of `hf_recurrent.kernels` with its layer.
         hidden: (B, T, M).
         inputs: `LayerInputs`.
     """
@@ -46,7 +46,7 @@ def layer_kernel(family: str, hidden: torch.Tensor, inputs, parts: LayerParts) -
     kernels = training_kernels(hidden, *inputs.state.values(), *vectors)
     if kernels is None or not kernels.has_fast_products() or torch.is_autocast_enabled("cpu"):
         return None
-    if (layers := layer_module("layer")) is None or not layers.supports(*hidden.shape[:2]):
+    if (layers := kernel_module("layer_cpu")) is None or not layers.supports(*hidden.shape[:2]):
         return None
     if not _has_plain_parts(parts):
         return None
@@ -55,7 +55,7 @@ def layer_kernel(family: str, hidden: torch.Tensor, inputs, parts: LayerParts) -
         return None
     if training_kernels(hidden, *(linear.weight for linear in parts.maps)) is None:
         return None
-    return layer_module(family)
+    return kernel_module(family)
 
 
 def _has_plain_parts(parts: LayerParts) -> bool:
@@ -70,15 +70,15 @@ def _has_plain_parts(parts: LayerParts) -> bool:
 
 
 def run_layer_kernel(
-    family: ModuleType, hidden: torch.Tensor, inputs, weights: tuple[torch.Tensor, ...], eps: tuple[float, ...]
-) -> tuple[torch.Tensor, ...]:
+    family: ModuleType, hidden: Tensor, inputs, weights: tuple[Tensor, ...], eps: tuple[float, ...]
+) -> tuple[Tensor, ...]:
     """The output (B, T, M), and what the kernel gives for each part of the state.
 
     Args:
         family: of [`layer_kernel`].
         weights, eps: the fields of its `Weights` and `Epsilons`.
     """
-    rounded = rounds_products(hidden, layer_module("cpu"))
+    rounded = rounds_products(hidden, training_module())
     states = inputs.state.values()
     return FusedLayer.apply(family, family.Epsilons(*eps), rounded, hidden, inputs.reset_mask, *states, *weights)
 
@@ -88,7 +88,9 @@ class FusedLayer(torch.autograd.Function):
     def forward(ctx, family, eps, rounded, hidden, reset_mask, *tensors):
         count = len(family.KIND.states)
         states, weights = tensors[:count], family.Weights(*tensors[count:])
-        result = layer_module("layer").layer(family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded)
+        result = kernel_module("layer_cpu").layer(
+            family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded
+        )
         ctx.family, ctx.eps, ctx.rounded = family, eps, rounded
         ctx.save_for_backward(hidden, reset_mask, result.kept, *tensors)
         ctx.set_materialize_grads(False)
@@ -101,7 +103,7 @@ class FusedLayer(torch.autograd.Function):
         family, count = ctx.family, len(grad_last)
         states, weights = tensors[:count], family.Weights(*tensors[count:])
         grad = torch.zeros_like(hidden) if grad is None else grad
-        grads = layer_module("layer").layer_backward(
+        grads = kernel_module("layer_cpu").layer_backward(
             *(family.KIND, hidden, states, reset_mask, weights, ctx.eps, kept, grad, grad_last),
             wanted=ctx.needs_input_grad[5 + count :],
             rounded=ctx.rounded,

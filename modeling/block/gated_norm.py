@@ -5,29 +5,24 @@ the inputs' size: where these are large, the backward pass recomputes them, on a
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
-from .training_kernels import layer_kernels
+from .training_kernels import KernelFunction, layer_kernels
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
 
 
-def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Tensor:
-    """LN( GeLU(LN(gate)) ∘ LN(value) ) over the last dimension, in the type of `gate`.
+def gated_norm(gate: Tensor, value: Tensor, eps: float) -> Tensor:
+    """LN( GeLU(LN(gate)) ∘ LN(value) ) over the last dimension, (…, width), in the type of `gate`.
 
-    Args:
-        gate: (…, width).
-        value: of that shape and any floating type.
-
-    Returns:
-        (…, width). Where it is large its gradients cannot be differentiated again.
+    Where it is large its gradients cannot be differentiated again.
     """
     if (kernels := layer_kernels(gate, value)) is not None:
-        return _FusedGatedNorm.apply(kernels, gate, value, eps)
+        return _FusedGatedNorm.apply(kernels, "gated_norm", 1, (eps,), gate, value)
     if should_recompute(gate):
         return _GatedNorm.apply(gate, value, eps)
     dtype = state_dtype(gate.dtype)
@@ -35,19 +30,8 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
     return layer_norm(opened * layer_norm(value.to(dtype), eps), eps).to(gate.dtype)
 
 
-class _FusedGatedNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kernels, gate, value, eps):
-        output, moments = kernels.gated_norm(gate, value, eps)
-        ctx.kernels, ctx.eps = kernels, eps
-        ctx.save_for_backward(gate, value, moments)
-        return output
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_output):
-        gate, value, moments = ctx.saved_tensors
-        return None, *ctx.kernels.gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
+class _FusedGatedNorm(KernelFunction):
+    pass
 
 
 class _GatedNorm(torch.autograd.Function):

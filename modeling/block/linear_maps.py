@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import ModuleType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .recurrent_blocks import Contraction
 from .training_kernels import is_plain_layer, run_hooks, training_kernels, training_module
@@ -31,17 +31,15 @@ def rounded_products(on: bool = True) -> Iterator[None]:
         _rounds.reset(token)
 
 
-def rounds_products(inputs: torch.Tensor, kernels: ModuleType) -> bool:
+def rounds_products(inputs: Tensor, kernels: ModuleType) -> bool:
     """True inside [`rounded_products`], where the products of these inputs are to be rounded."""
     return _rounds.get() and inputs.dtype is torch.float32 and kernels.has_fast_bf16_products()
 
 
-def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
-    """`map(inputs)` of each of the maps.
+def linear_maps(inputs: Tensor, *maps: nn.Module) -> tuple[Tensor, ...]:
+    """`map(inputs)` of each of the maps, for inputs (…, I).
 
-    Args:
-        inputs: (…, I).
-        maps: `nn.Linear`s, also with forward hooks; other modules, such as adapters, are called one by one.
+    `nn.Linear`s may have forward hooks; other modules, such as adapters, are called one by one.
     """
     if all(is_plain_layer(linear, nn.Linear, Contraction, with_hooks=True) for linear in maps):
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
@@ -52,7 +50,7 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
     return tuple(linear(inputs) for linear in maps)
 
 
-def linear_map(linear: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def linear_map(linear: nn.Module, inputs: Tensor) -> Tensor:
     """`linear(inputs)`, as [`linear_maps`] of one map."""
     return linear_maps(inputs, linear)[0]
 

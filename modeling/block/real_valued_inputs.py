@@ -4,7 +4,7 @@ Shape letters: B streams or batch, T steps.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .recurrent_backbone import RecurrentModelOutput
 
@@ -24,8 +24,8 @@ class RealValuedInputs:
         self,
         input_ids: torch.LongTensor | None = None,
         *arguments,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
         **kwargs,
     ) -> RecurrentModelOutput | tuple:
         """As [`RecurrentBackbone.forward`]; `input_values` are real, (B, T, `config.input_size`), and replace ids.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,9 +23,8 @@ from ..step.module_watch import check_weights
 from ..step.single_step import run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
 from .block_inputs import Padding, check_arguments, read_masks
-from .recurrent_blocks import Contraction, resets_itself
+from .recurrent_blocks import Contraction, resets_itself, rms_norm
 from .recurrent_state import RecurrentState, StatefulModel, check_state, in_state_dtype
-from .rms_norm import rms_norm
 from .saved_code import SavedCode
 from .tensor_checks import check_embeddings, check_token_ids, kept_steps
 
@@ -36,9 +35,9 @@ class LayerInputs(NamedTuple):
     """Inputs of a layer in addition to its hidden states."""
 
     state: RecurrentState
-    reset_mask: torch.Tensor | None
-    padding_mask: torch.Tensor | None
-    lengths: torch.Tensor | None
+    reset_mask: Tensor | None
+    padding_mask: Tensor | None
+    lengths: Tensor | None
 
 
 class RecurrentOutput(ModelOutput):
@@ -61,7 +60,7 @@ class RecurrentOutput(ModelOutput):
 
     def __post_init__(self) -> None:
         # Accelerate makes outputs from a dictionary of all fields in place of the first one.
-        if not isinstance(next(iter(self.values()), None), torch.Tensor):
+        if not isinstance(next(iter(self.values()), None), Tensor):
             super().__post_init__()
 
 
@@ -76,9 +75,9 @@ class RecurrentModelOutput(RecurrentOutput):
             output, the last one after the final norm.
     """
 
-    last_hidden_state: torch.Tensor | None = None
+    last_hidden_state: Tensor | None = None
     state: RecurrentState | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
@@ -124,17 +123,11 @@ class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
 
 
 class EmbeddedInputs(NamedTuple):
-    """A block's ids as vectors.
+    """A block's ids as vectors."""
 
-    Args:
-        hidden: (B, T, M), what the layers read.
-        output: (B, T, M), added to the final hidden states; None without `config.ngram_output`.
-        state: the parts of the state that depend on the ids alone, after the block.
-    """
-
-    hidden: torch.Tensor
-    output: torch.Tensor | None = None
-    state: RecurrentState = {}  # noqa: RUF012 (never changed)
+    hidden: Tensor  # (B, T, M), what the layers read
+    output: Tensor | None = None  # (B, T, M), added to the final hidden states, with `config.ngram_output`
+    state: RecurrentState = {}  # noqa: RUF012 (never changed); the parts after the block that depend on ids alone
 
 
 class RecurrentBackbone(RecurrentPreTrainedModel):
@@ -161,19 +154,12 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
     def embed_inputs(
         self,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         state: RecurrentState,
-        reset_mask: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
         padding: Padding | None = None,
     ) -> EmbeddedInputs:
-        """Embed a block.
-
-        Args:
-            input_ids: (B, T).
-            state: before the block; only its part `ngrams` is read, where the model has one.
-            reset_mask: (B, T) bool, or None.
-            padding: None without padding.
-        """
+        """Embed a block of ids (B, T). Of the state before it, only the part `ngrams` is read."""
         hidden = self.embed_tokens(input_ids)
         if self.embed_ngrams is None:
             return EmbeddedInputs(hidden)
@@ -185,11 +171,11 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         self,
         embedded: EmbeddedInputs,
         state: RecurrentState,
-        reset_mask: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
         padding: Padding | None = None,
-        kept: slice | torch.Tensor = slice(None),
+        kept: slice | Tensor = slice(None),
         output_hidden_states: bool = False,
-    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor] | None]:
+    ) -> tuple[Tensor, RecurrentState, list[Tensor] | None]:
         """`read_block`, with what its ids add to the outputs and to the state."""
         hidden, new_state, hidden_states = self.read_block(
             embedded.hidden, state, reset_mask, padding, kept, output_hidden_states
@@ -202,39 +188,31 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
     def read_block(
         self,
-        hidden: torch.Tensor,
+        hidden: Tensor,
         state: RecurrentState,
-        reset_mask: torch.Tensor | None,
+        reset_mask: Tensor | None,
         padding: Padding | None,
-        kept: slice | torch.Tensor,
+        kept: slice | Tensor,
         output_hidden_states: bool,
-    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor] | None]:
-        """Read a block of embedded inputs.
-
-        Args:
-            hidden: (B, T, M), the embedded inputs.
-            state: of these streams, already checked.
-            reset_mask: (B, T) bool, or None.
-            padding: None without padding.
-            kept: the steps whose output is returned.
-            output_hidden_states: return the hidden states of all layers and steps.
+    ) -> tuple[Tensor, RecurrentState, list[Tensor] | None]:
+        """Read a block of embedded inputs (B, T, M) after a state that is checked.
 
         Returns:
-            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states or
-            None.
+            The outputs (B, kept steps, M), the state after the last real step of every row, and, with
+            `output_hidden_states`, the hidden states of all layers and steps.
         """
         raise NotImplementedError
 
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         **kwargs,
     ) -> RecurrentModelOutput | tuple:
@@ -284,10 +262,10 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
     def _embedded(
         self,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
         state: RecurrentState,
-        reset_mask: torch.Tensor | None,
+        reset_mask: Tensor | None,
         padding: Padding | None,
     ) -> EmbeddedInputs:
         if self.embed_ngrams is None:
@@ -298,9 +276,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         check_weights(self, input_ids.device)
         return self.embed_inputs(input_ids, state, reset_mask, padding)
 
-    def _single_step(
-        self, embedded: EmbeddedInputs, state: RecurrentState
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+    def _single_step(self, embedded: EmbeddedInputs, state: RecurrentState) -> tuple[Tensor, RecurrentState] | None:
         """Output (B, 1, M) and new state of a fast step of the layers, if there is one."""
         if embedded.state:
             state = {name: tensor for name, tensor in state.items() if name not in embedded.state}
@@ -326,7 +302,7 @@ class RecurrentLayer(GradientCheckpointingLayer):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = mlp
 
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+    def forward(self, hidden: Tensor, inputs: LayerInputs) -> tuple[Tensor, RecurrentState]:
         # A block may know a faster way to compute the whole layer; it returns None where it has to be as below.
         fused_layer = getattr(self.recurrent_block, "fused_layer", None)
         if fused_layer is not None and (result := fused_layer(self, hidden, inputs)) is not None:
@@ -380,17 +356,9 @@ class RecurrentModel(RecurrentBackbone):
         return hidden[:, kept], new_state, hidden_states
 
     def read_layers(
-        self,
-        hidden: torch.Tensor,
-        state: RecurrentState,
-        reset_mask: torch.Tensor | None = None,
-        padding: Padding | None = None,
-    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor]]:
-        """All layers and the final norm, on packed inputs.
-
-        Returns:
-            The output (B, T, M), the new state, and the hidden states of all layers.
-        """
+        self, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None = None, padding: Padding | None = None
+    ) -> tuple[Tensor, RecurrentState, list[Tensor]]:
+        """Output (B, T, M) of all layers and the final norm for packed inputs, the new state, all hidden states."""
         hidden_states = [hidden]
         new_state: RecurrentState = {}
         padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)

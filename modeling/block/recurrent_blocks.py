@@ -1,4 +1,4 @@
-"""Parts that the blocks of all families share: norms, the contracting map, the temporal convolution.
+"""Parts that the blocks of all families share: norms, a gate, the contracting map, the temporal convolution.
 
 Shape letters: B streams or batch, T steps, S state width, K convolution taps.
 """
@@ -6,15 +6,41 @@ Shape letters: B streams or batch, T steps, S state width, K convolution taps.
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
-from .training_kernels import layer_kernels
+from .training_kernels import KernelFunction, is_plain_layer, layer_kernels
 
 
-def layer_norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
+def layer_norm(hidden: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last dimension, without learnable parameters."""
     return nn.functional.layer_norm(hidden, hidden.shape[-1:], eps=eps)
+
+
+def rms_norm(norm: nn.Module, hidden: Tensor) -> Tensor:
+    """`norm(hidden)` for an `nn.RMSNorm` over the last dimension, in one pass over memory; other modules are called.
+
+    A kernel on a GPU rounds to autocast's type, as the products that follow would.
+    """
+    is_simple = is_plain_layer(norm, nn.RMSNorm) and len(norm.normalized_shape) == 1 and norm.eps is not None
+    if is_simple and (kernels := layer_kernels(hidden, norm.weight)) is not None:
+        return _RmsNorm.apply(kernels, "rms_norm", 1, (norm.eps,), hidden, norm.weight)
+    return norm(hidden)
+
+
+class _RmsNorm(KernelFunction):
+    pass
+
+
+def gated_gelu(gate: Tensor, value: Tensor) -> Tensor:
+    """GeLU(gate) ∘ value, element by element, of one shape and type, in one pass over memory."""
+    if gate.shape == value.shape and (kernels := layer_kernels(gate, value)) is not None:
+        return _GatedGelu.apply(kernels, "gated_gelu", 1, (), gate, value)
+    return nn.functional.gelu(gate) * value
+
+
+class _GatedGelu(KernelFunction):
+    pass
 
 
 def resets_itself(module: nn.Module) -> bool:
@@ -44,40 +70,26 @@ class TemporalConvolution(nn.Module):
         init.normal_(self.weight, mean=0.0, std=1 / math.sqrt(self.kernel_size))
 
     def forward(
-        self,
-        inputs: torch.Tensor,
-        taps: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a block.
+        self, inputs: Tensor, taps: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, S) of inputs (B, T, S), and the taps (B, K-1, S) after the last real step.
 
-        Args:
-            inputs: (B, T, S).
-            taps: (B, K-1, S), the inputs before the block, oldest first; zero where another episode ended.
-            reset_mask: (B, T) bool.
-            lengths: (B,), how many of the T steps are real; None for all.
-
-        Returns:
-            The output (B, T, S) and the taps after the last real step, (B, K-1, S).
+        `taps` are the inputs before the block, oldest first, zero where another episode ended; `lengths` (B,) are the
+        numbers of real steps, None for all.
         """
         return temporal_convolution(inputs, taps, self.weight, reset_mask, lengths)
 
 
 def temporal_convolution(
-    inputs: torch.Tensor,
-    taps: torch.Tensor,
-    weight: torch.Tensor,
-    reset_mask: torch.Tensor | None = None,
-    lengths: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """y_t = Σ_k w_k ∘ x_{t-k} with weights (K, S); see [`TemporalConvolution`]."""
     kernel_size = weight.shape[0]
     history = kernel_size - 1
     dtype, taps = taps.dtype, taps.to(inputs.dtype)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
     if history and inputs.numel() and (kernels := layer_kernels(inputs, taps, weight)) is not None:
-        output = _FusedConvolution.apply(kernels, inputs, taps, weight, reset_mask)
+        output = _FusedConvolution.apply(kernels, "temporal_convolution", 1, (), inputs, taps, weight, reset_mask)
         recent = inputs[:, -history:] if lengths is None else inputs
         return output, taps_after(taps, recent, lengths, episode).to(dtype)
     padded = torch.cat([taps, inputs], dim=1)
@@ -87,32 +99,19 @@ def temporal_convolution(
     return output, last_inputs(padded, history, lengths, episode).to(dtype)
 
 
-class _FusedConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kernels, inputs, taps, weight, reset_mask):
-        ctx.kernels = kernels
-        ctx.save_for_backward(inputs, taps, weight, reset_mask)
-        return kernels.temporal_convolution(inputs, taps, weight, reset_mask)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return None, *ctx.kernels.temporal_convolution_backward(*ctx.saved_tensors, grad), None
+class _FusedConvolution(KernelFunction):
+    pass
 
 
-def episode_numbers(reset_mask: torch.Tensor, history: int) -> torch.Tensor:
+def episode_numbers(reset_mask: Tensor, history: int) -> Tensor:
     """Number of the episode at each of the `history` steps before a block, and at the block's T steps."""
     return nn.functional.pad(reset_mask.cumsum(1), (history, 0))
 
 
-def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor | None) -> torch.Tensor:
+def delayed(padded: Tensor, history: int, lag: int, episode: Tensor | None) -> Tensor:
     """The inputs (B, T, S) `lag` steps before each step of a block, zero where they are of another episode.
 
-    Args:
-        padded: (B, history + T, S), the inputs before the block, then the block's.
-        history: number of steps before the block.
-        lag: at most `history`.
-        episode: (B, history + T), or None for one episode.
+    `padded` and `episode` (None for one episode) are those of `history` steps before the block, then of the block.
     """
     start, end = history - lag, padded.shape[1] - lag
     inputs = padded[:, start:end]
@@ -121,9 +120,7 @@ def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor 
     return inputs.masked_fill((episode[:, start:end] != episode[:, history:]).unsqueeze(-1), 0)
 
 
-def taps_after(
-    taps: torch.Tensor, inputs: torch.Tensor, lengths: torch.Tensor | None, episode: torch.Tensor | None
-) -> torch.Tensor:
+def taps_after(taps: Tensor, inputs: Tensor, lengths: Tensor | None, episode: Tensor | None) -> Tensor:
     """The taps (B, K-1, S) after a block whose inputs, or without `lengths` at least the last K-1, follow others."""
     recent = torch.cat([taps, inputs], dim=1)
     if episode is not None:
@@ -131,9 +128,7 @@ def taps_after(
     return last_inputs(recent, taps.shape[1], lengths, episode)
 
 
-def last_inputs(
-    padded: torch.Tensor, history: int, lengths: torch.Tensor | None, episode: torch.Tensor | None
-) -> torch.Tensor:
+def last_inputs(padded: Tensor, history: int, lengths: Tensor | None, episode: Tensor | None) -> Tensor:
     """The last inputs (B, history, S) of the episode that runs at the end of each row; see [`delayed`].
 
     `lengths` (B,) are the numbers of real steps, or None if all are.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..contexts.count_memory import STATE_PART
 from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
@@ -38,12 +38,12 @@ class RecurrentCausalLMOutput(RecurrentOutput):
         network_losses: (B, T), the same without the count memory.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    loss: Tensor | None = None
+    logits: Tensor | None = None
     state: RecurrentState | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    token_losses: torch.Tensor | None = None
-    network_losses: torch.Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    token_losses: Tensor | None = None
+    network_losses: Tensor | None = None
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, RecurrentGenerationMixin):
@@ -75,21 +75,21 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
     def integer_state_parts(self) -> frozenset[str]:
         return frozenset() if self.count_memory is None else frozenset({STATE_PART})
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """The logits (B, T, V) of the steps whose final hidden states (B, T, M) are given."""
         return linear_map(self.lm_head, hidden)
 
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         **kwargs,
     ) -> RecurrentCausalLMOutput | tuple:
@@ -126,10 +126,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
         network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
-        if is_plain:
-            logits, new_state, hidden_states = self._read_plain(network, step_loop)
-        else:
-            logits, new_state, hidden_states = self._read_network(network | given)
+        single_step = self._read_token(network, step_loop) if is_plain else None
+        logits, new_state, hidden_states = single_step or self._read_network(network | given)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
@@ -151,16 +149,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         )
         return output if return_dict else output.to_tuple()
 
-    def _read_plain(
-        self, inputs: dict[str, Any], loop: StepLoop | None
-    ) -> tuple[torch.Tensor, RecurrentState | None, Any]:
-        """As `_read_network`, without masks, embeddings and hidden states: perhaps a single step."""
-        single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"], loop)
-        if single_step is None:
-            return self._read_network(inputs)
-        return single_step[0], single_step[1] if inputs["use_cache"] else None, None
-
-    def _read_network(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+    def _read_network(self, inputs: dict[str, Any]) -> tuple[Tensor, RecurrentState | None, Any]:
         """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
         outputs = self.model(**inputs, return_dict=True)
         return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
@@ -190,14 +179,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         return {"step_loop": StepLoop()} if is_own else {}
 
     def _read_token(
-        self,
-        input_ids: torch.Tensor | None,
-        state: RecurrentState | None,
-        kept: int | torch.Tensor,
-        loop: StepLoop | None = None,
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
-        """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
-        if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
+        self, inputs: dict[str, Any], loop: StepLoop | None
+    ) -> tuple[Tensor, RecurrentState | None, None] | None:
+        """As `_read_network` for one token per stream, or None where the whole network has to run."""
+        input_ids, state, kept = inputs["input_ids"], inputs["state"], inputs["logits_to_keep"]
+        if torch.is_grad_enabled() or not isinstance(input_ids, Tensor) or not input_ids.is_cpu:
             return None
         shape = input_ids.shape
         if len(shape) != 2 or shape[1] != 1 or not isinstance(kept, int) or kept < 0:
@@ -207,4 +193,5 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])
         state = self.model.init_state(shape[0], input_ids.device) if state is None else state
-        return run_single_step(self, input_ids, state, loop)
+        found = run_single_step(self, input_ids, state, loop)
+        return None if found is None else (found[0], found[1] if inputs["use_cache"] else None, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
@@ -66,7 +67,7 @@ class GeneratedStates(StoppingCriteriaList):
             self.after_prompt = state
         self.latest = state
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
         ended = super().__call__(input_ids, scores, **options)
         if len(ended) > 1 and self.latest is not None:
             for row in ended.nonzero()[:, 0].tolist():
@@ -74,7 +75,7 @@ class GeneratedStates(StoppingCriteriaList):
                     self.found[row] = input_ids.shape[1], select_state(self.latest, torch.tensor([row]))
         return ended
 
-    def last_bytes(self, sequences: torch.Tensor) -> tuple[torch.Tensor, RecurrentState]:
+    def last_bytes(self, sequences: Tensor) -> tuple[Tensor, RecurrentState]:
         """The last byte (B, 1) of each row that is not padding, and the state before it."""
         last = sequences[:, -1:].clone()
         state = {name: tensor.clone() for name, tensor in self.latest.items()}
@@ -145,7 +146,7 @@ class StatefulGeneration:
         return input_ids, model_kwargs
 
     @staticmethod
-    def _reorder_cache(cache: Any, beam_idx: torch.Tensor) -> Any:
+    def _reorder_cache(cache: Any, beam_idx: Tensor) -> Any:
         if isinstance(cache, dict):
             return select_state(cache, beam_idx)
         cache.reorder_cache(beam_idx)  # of a stock model without a state
@@ -183,9 +184,7 @@ class StatefulGeneration:
         state = self._read_new(new.gather(1, steps - 1), pending)
         return RecurrentGenerateBeamOutput(**{**output, _CACHE_FIELD: pending, "state": state})
 
-    def _read_new(
-        self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None
-    ) -> RecurrentState:
+    def _read_new(self, new: Tensor, state: RecurrentState, attention_mask: Tensor | None = None) -> RecurrentState:
         """The state after reading (B, T) more bytes, chosen by this model."""
         options = {"use_cache": True, "logits_to_keep": 1, "return_dict": True, **chosen_bytes(self)}
         return self(input_ids=new, attention_mask=attention_mask, state=state, **options).state
@@ -200,7 +199,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         self.state: RecurrentState | None = None
         self.loop = getattr(self.model, "loop_of_steps", dict)()  # stock models have none
 
-    def get_unconditional_logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
+    def get_unconditional_logits(self, input_ids: torch.LongTensor) -> Tensor:
         """Logits (B, 1, V) after the negative prompt, by default the last byte of the prompt, and the new bytes."""
         mask, options = None, {"use_cache": True, "logits_to_keep": 1}
         if self.state is None and self.unconditional_context["input_ids"] is not None:
@@ -217,7 +216,7 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
 class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
     """Generation by our own models: also from empty prompts, with guidance, and without an attention cache."""
 
-    def generate(self, inputs: torch.Tensor | None = None, *arguments, **kwargs):
+    def generate(self, inputs: Tensor | None = None, *arguments, **kwargs):
         """As `transformers.GenerationMixin.generate`.
 
         An empty prompt is a new episode: the end byte is read from the zero state, and is the first of the result.
@@ -238,8 +237,8 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         return super().generate(inputs, *arguments, **kwargs)
 
     def _begin_empty_prompts(
-        self, prompt: torch.Tensor | None, mask: torch.Tensor | None, options: dict
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self, prompt: Tensor | None, mask: Tensor | None, options: dict
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The prompt (B, T) and its mask, with the end byte in rows without a byte."""
         config = options.get("generation_config") or self.generation_config
         end = next((value for value in (config.bos_token_id, config.eos_token_id) if value is not None), None)

@@ -4,7 +4,7 @@ Shape letters: B batch, T steps, M model width.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from .recurrent_backbone import RecurrentBackbone, RecurrentPreTrainedModel
@@ -15,7 +15,7 @@ from .tensor_checks import has_values
 RecurrentSequenceClassifierOutput = SequenceClassifierOutput
 
 
-def pool_steps(hidden: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
+def pool_steps(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
     """The "mean" over the real steps, or the "last" real one: (B, T, M) → (B, M).
 
     Raises:
@@ -52,10 +52,10 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -100,12 +100,12 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
 
     def sequence_loss(
         self,
-        hidden: torch.Tensor,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
+        hidden: Tensor,
+        logits: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+    ) -> Tensor:
         """The loss from the model's outputs `hidden` (B, T, M) or the logits (B, number of labels)."""
         return self.loss_function(
             labels=labels, pooled_logits=upcast(logits), config=self.config, num_items_in_batch=num_items_in_batch

@@ -7,10 +7,11 @@ batch (B streams), so that selecting, reordering and storing streams is one line
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from .tensor_checks import check_tensor
 
-RecurrentState = dict[str, torch.Tensor]
+RecurrentState = dict[str, Tensor]
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -18,7 +19,7 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def upcast(tensor: torch.Tensor) -> torch.Tensor:
+def upcast(tensor: Tensor) -> Tensor:
     """`tensor` in [`state_dtype`], the type of gates, states and losses."""
     return tensor.to(state_dtype(tensor.dtype))
 
@@ -68,13 +69,13 @@ def detach_state(state: RecurrentState) -> RecurrentState:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def select_state(state: RecurrentState, index: torch.Tensor | Sequence[int] | int) -> RecurrentState:
+def select_state(state: RecurrentState, index: Tensor | Sequence[int] | int) -> RecurrentState:
     """The streams `index` (any number, in any order, repeats allowed) of a state; one stream for an int.
 
     Raises:
         IndexError: there is no such stream; negative numbers are not allowed.
     """
-    if not isinstance(index, torch.Tensor):
+    if not isinstance(index, Tensor):
         index = torch.tensor([index] if isinstance(index, int) else list(index), dtype=torch.long)
     return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in state.items()}
 

@@ -7,21 +7,26 @@ Shape letters: B streams or batch, T steps, M model width.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-_PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN_TENSORS = (Tensor, nn.Parameter)
 _ID_TYPES = (torch.int64, torch.int32)  # those that an embedding reads
 # Asked at every step, after which a look into torch's large tables takes longer than the answer.
 is_compiling, transforms_active = torch.compiler.is_compiling, torch._C._are_functorch_transforms_active
 _LINE = 64  # bytes of a line of the cache, and of the widest vectors
 
 
-def has_memory(tensor: torch.Tensor) -> bool:
+def is_traced() -> bool:
+    """True for compilers and torch.func, which need plain operations of torch."""
+    return is_compiling() or transforms_active()
+
+
+def has_memory(tensor: Tensor) -> bool:
     """True for strided tensors with a storage; not for subclasses and wrappers, which are left to torch."""
-    return type(tensor) in _PLAIN and not is_compiling() and not transforms_active() and tensor.layout is torch.strided
+    return type(tensor) in PLAIN_TENSORS and not is_traced() and tensor.layout is torch.strided
 
 
-def has_values(tensor: torch.Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """True where Python can look at the numbers: not on the meta device, in `FakeTensorMode` or in compiled code."""
     return has_memory(tensor) and not tensor.is_meta
 
@@ -40,7 +45,7 @@ def align_weights(model: nn.Module) -> None:
                 parameter.data = parameter.detach().clone()
 
 
-def check_memory(name: str, tensor: torch.Tensor) -> None:
+def check_memory(name: str, tensor: Tensor) -> None:
     """Raise a ValueError unless the storage of a tensor that [`has_memory`] holds all of its elements."""
     if tensor.is_contiguous():
         elements = tensor.numel()
@@ -51,9 +56,9 @@ def check_memory(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"`{name}` needs {needed} bytes, but its storage has {held}: its memory was freed or shrunk.")
 
 
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
+def check_tensor(name: str, tensor: Tensor) -> None:
     """Raise a TypeError unless `tensor` is one, and a ValueError unless it is strided and its storage holds it."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"`{name}` is of type {type(tensor).__name__}; it must be a torch.Tensor.")
     if has_memory(tensor):
         check_memory(name, tensor)
@@ -61,7 +66,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"`{name}` has layout {tensor.layout}; it must be torch.strided.")
 
 
-def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
+def check_token_ids(name: str, token_ids: Tensor, vocab_size: int) -> None:
     """Raise a ValueError unless `token_ids` is (B, T), B ≥ 1, T ≥ 1, and, on a CPU, every id is in the vocabulary."""
     if _is_one_id(token_ids) and 0 <= token_ids.item() < vocab_size:
         return
@@ -76,7 +81,7 @@ def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None
                 raise ValueError(f"`{name}` holds {extreme}, but the vocabulary has {vocab_size} tokens, from 0 on.")
 
 
-def _is_one_id(tensor: torch.Tensor) -> bool:
+def _is_one_id(tensor: Tensor) -> bool:
     """True for (1, 1) int64 in memory of a CPU: all but its value is checked, in a third of the time."""
     return (
         has_memory(tensor)
@@ -87,7 +92,7 @@ def _is_one_id(tensor: torch.Tensor) -> bool:
     )
 
 
-def check_embeddings(name: str, embeddings: torch.Tensor, width: int) -> None:
+def check_embeddings(name: str, embeddings: Tensor, width: int) -> None:
     """Raise a ValueError unless `embeddings` is real, (B, T, M), with B ≥ 1, T ≥ 1 and M = `width`."""
     check_tensor(name, embeddings)
     shape = tuple(embeddings.shape)
@@ -97,7 +102,7 @@ def check_embeddings(name: str, embeddings: torch.Tensor, width: int) -> None:
         raise ValueError(f"`{name}` has type {embeddings.dtype}; it must be a floating-point type.")
 
 
-def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+def check_mask(name: str, mask: Tensor, batch_size: int, steps: int) -> Tensor:
     """`mask`; raises a ValueError unless it is (B, T)."""
     check_tensor(name, mask)
     if mask.shape != (batch_size, steps):
@@ -105,14 +110,14 @@ def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> to
     return mask
 
 
-def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
+def kept_steps(logits_to_keep: int | Tensor) -> slice | Tensor:
     """The index of the steps to keep: the last `logits_to_keep` ones, all for 0, or the indices in a tensor.
 
     Raises:
         TypeError: it is neither an integer nor a tensor.
         ValueError: it is negative, or the tensor is not a vector of integers.
     """
-    if isinstance(logits_to_keep, torch.Tensor):
+    if isinstance(logits_to_keep, Tensor):
         check_tensor("logits_to_keep", logits_to_keep)
         wrong = logits_to_keep.dim() != 1 or logits_to_keep.dtype not in _ID_TYPES
     elif not isinstance(logits_to_keep, int):
@@ -121,4 +126,4 @@ def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
         wrong = logits_to_keep < 0
     if wrong:
         raise ValueError(f"`logits_to_keep` is {logits_to_keep}; it must be at least 0, or a vector of indices.")
-    return logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)
+    return logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)

@@ -5,36 +5,30 @@ from functools import cache
 from types import ModuleType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+from .tensor_checks import PLAIN_TENSORS, is_traced
 
 # Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
 SMALLEST_FUSED = 1 << 13
-_MODULES = {"cpu": "training_cpu", "cuda": "training_triton", "layer": "layer_cpu"}
-_MODULES |= {"memora": "memora_layer_cpu", "hawk": "hawk_layer_cpu"}
-_PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 @cache
-def _module(name: str) -> ModuleType | None:
-    """The kernels' module; None where it is not installed or was not compiled."""
+def kernel_module(name: str) -> ModuleType | None:
+    """A module of `hf_recurrent.kernels`; None where it is not installed or was not compiled."""
     try:
-        return importlib.import_module(f"hf_recurrent.kernels.{_MODULES[name]}")
+        return importlib.import_module(f"hf_recurrent.kernels.{name}")
     except ImportError:  # a checkpoint's own code without the package, or without a C compiler or Triton
         return None
 
 
 def training_module() -> ModuleType | None:
     """The kernels for a CPU; None where they are not installed or were not compiled."""
-    return _module("cpu")
+    return kernel_module("training_cpu")
 
 
-def layer_module(name: str) -> ModuleType | None:
-    """The kernels for whole layers on a CPU, likewise: `layer` for any family, or a family's own."""
-    return _module(name)
-
-
-def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+def layer_kernels(*tensors: Tensor | None) -> ModuleType | None:
     """The kernels of a layer's norms and gates, on a CPU or a GPU, as [`training_kernels`].
 
     On a GPU tensors may have different floating types, and the first may be small where no gradient is wanted.
@@ -42,18 +36,18 @@ def layer_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     first = tensors[0]
     if first.device.type != "cuda":
         return training_kernels(*tensors)
-    if _needs_plain_torch() or torch._C._len_torch_dispatch_stack():
+    if is_traced() or torch._C._len_torch_dispatch_stack():
         return None
     if (torch.is_grad_enabled() and first.numel() < SMALLEST_FUSED) or first.numel() == 0:
         return None
-    if (kernels := _module("cuda")) is None or not kernels.supports_width(first.shape[-1]):
+    if (kernels := kernel_module("training_triton")) is None or not kernels.supports_width(first.shape[-1]):
         return None
     there = [tensor for tensor in tensors if tensor is not None]
-    alike = all(type(t) in _PLAIN_TENSORS and t.device == first.device and kernels.supports(t.dtype) for t in there)
+    alike = all(type(t) in PLAIN_TENSORS and t.device == first.device and kernels.supports(t.dtype) for t in there)
     return kernels if alike else None
 
 
-def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+def training_kernels(*tensors: Tensor | None) -> ModuleType | None:
     """The kernels for a CPU, if they can compute with these tensors; else None, and plain torch has to.
 
     They need tensors on the CPU, of one type, float32 or float64, of which the first is large. They are invisible to
@@ -61,11 +55,11 @@ def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     memory, tensors may be fake.
     """
     first = tensors[0]
-    if _needs_plain_torch() or first.device.type != "cpu" or first.numel() < SMALLEST_FUSED:
+    if is_traced() or first.device.type != "cpu" or first.numel() < SMALLEST_FUSED:
         return None
     if (kernels := training_module()) is None or not kernels.supports(first.dtype):
         return None
-    types = _PLAIN_TENSORS
+    types = PLAIN_TENSORS
     if torch._C._len_torch_dispatch_stack():
         if not kernels.is_simulated():
             return None
@@ -74,15 +68,32 @@ def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     return kernels if alike else None
 
 
-def _needs_plain_torch() -> bool:
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+class KernelFunction(torch.autograd.Function):
+    """The kernel NAME with its backward pass NAME_backward. Each has a subclass, which profiles show.
+
+    Arguments: the kernels, NAME, how many results are outputs (the backward pass gets the others), the arguments after
+    the tensors, and the tensors, of which the first ones have gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, kernels, name, outputs, options, *tensors):
+        results = getattr(kernels, name)(*tensors, *options)
+        results = results if isinstance(results, tuple) else (results,)
+        ctx.kernel, ctx.options, ctx.count = getattr(kernels, f"{name}_backward"), options, len(tensors)
+        ctx.save_for_backward(*tensors, *results[outputs:])
+        return results[:outputs] if outputs > 1 else results[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        found = ctx.kernel(*ctx.saved_tensors, *grads, *ctx.options)
+        return None, None, None, None, *found, *[None] * (ctx.count - len(found))
 
 
 def is_plain_layer(module: nn.Module, *types: type[nn.Module], with_hooks: bool = False) -> bool:
     """True for a module of one of these types itself, whose call does nothing but its `forward`.
 
-    Args:
-        with_hooks: or its forward hooks too, which [`run_hooks`] runs.
+    With `with_hooks`, it may have forward hooks too, which [`run_hooks`] runs.
     """
     hooks = {} if with_hooks and not module._forward_hooks_with_kwargs else module._forward_hooks
     return (
@@ -92,7 +103,7 @@ def is_plain_layer(module: nn.Module, *types: type[nn.Module], with_hooks: bool 
     )
 
 
-def run_hooks(module: nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def run_hooks(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
     """The output after the module's forward hooks, as if it had been called."""
     for hook in module._forward_hooks.values():
         result = hook(module, (inputs,), output)

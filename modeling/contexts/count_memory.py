@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.tensor_checks import has_values
@@ -53,9 +53,6 @@ class CountMemory(nn.Module):
     """The long-term memory of a model, and the reading of streams with their short-term memory. It stays on the CPU.
 
     Any number of threads may read at once; learning needs the memory for itself.
-
-    Args:
-        shape: [`MemoryShape`].
     """
 
     def __init__(self, shape: MemoryShape):
@@ -90,7 +87,7 @@ class CountMemory(nn.Module):
         """Shape of the state of a stream."""
         return {STATE_PART: (self.state_bytes,)}
 
-    def init_state(self, streams: int, device: torch.device | str | None = None) -> torch.Tensor:
+    def init_state(self, streams: int, device: torch.device | str | None = None) -> Tensor:
         """The states (B, bytes) of streams at the start of a document."""
         return torch.zeros(streams, self.state_bytes, dtype=torch.uint8, device=device)
 
@@ -111,32 +108,28 @@ class CountMemory(nn.Module):
 
     def read(
         self,
-        input_ids: torch.Tensor,
-        state: torch.Tensor,
-        network: torch.Tensor | None = None,
-        reset_mask: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor,
+        state: Tensor,
+        network: Tensor | None = None,
+        reset_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         *,
-        targets: torch.Tensor | None = None,
+        targets: Tensor | None = None,
         logits_from: int | None = None,
         sampled: bool = False,
         rates: Rates = READING,
-        pending: tuple[torch.Tensor, torch.Tensor] | None = None,
+        pending: tuple[Tensor, Tensor] | None = None,
         in_place: bool = False,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """Read a block, and predict.
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Read a block (B, T) after a state (B, bytes), and predict.
 
         Args:
-            input_ids: (B, T).
-            state: (B, bytes) uint8, of these streams.
             network: the network's logits after each step (B, T, V), or, for learning, its logits of the nodes on the
                 way to each target (B, T, 8); None without a network.
-            reset_mask: (B, T), true where a document begins.
-            attention_mask: (B, T), false where a step is padding.
-            targets: (B, T), the next bytes, negative for none.
+            attention_mask: false where a step is padding.
+            targets: the next bytes, negative for none.
             logits_from: the first step of which the log probabilities of all bytes are returned; None for none.
             sampled: the model itself has chosen the bytes, so the short-term memory does not learn from them.
-            rates: how fast the stream's weights adapt, and whether the memory learns.
             pending: bytes of running documents (B, P) uint8 and their numbers (B,) int64, for a memory that learns
                 documents when they have ended; changed in place.
             in_place: `state` becomes the new state, which saves a copy; it lies on the CPU then.
@@ -170,7 +163,7 @@ class CountMemory(nn.Module):
         results = (None if tensor is None else tensor.to(device) for tensor in (nats, logits))
         return *results, new_state.to(device)
 
-    def _check_state(self, state: torch.Tensor, streams: int, in_place: bool) -> None:
+    def _check_state(self, state: Tensor, streams: int, in_place: bool) -> None:
         if state.dtype != torch.uint8 or state.shape != (streams, self.state_bytes):
             raise ValueError(
                 f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory "
@@ -179,7 +172,7 @@ class CountMemory(nn.Module):
         if in_place and not (state.is_cpu and state.is_contiguous()):
             raise ValueError(f"`state['{STATE_PART}']` must be contiguous and on the CPU to be changed in place.")
 
-    def insert(self, document: torch.Tensor, end_byte: int | None = None) -> None:
+    def insert(self, document: Tensor, end_byte: int | None = None) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte, in the long-term memory."""
         self._memory().insert(_on_cpu(document, torch.uint8).numpy(), -1 if end_byte is None else end_byte)
         self._note_change()
@@ -190,9 +183,7 @@ class CountMemory(nn.Module):
             torch.autograd.graph.increment_version(buffer)
 
 
-def _flags(
-    shape: tuple[int, int], reset_mask: torch.Tensor | None, attention_mask: torch.Tensor | None, sampled: bool
-) -> torch.Tensor:
+def _flags(shape: tuple[int, int], reset_mask: Tensor | None, attention_mask: Tensor | None, sampled: bool) -> Tensor:
     """Flags of the steps, (B, T) uint8."""
     flags = _plain_flags(shape, sampled)
     if attention_mask is not None:
@@ -203,10 +194,10 @@ def _flags(
 
 
 @lru_cache(maxsize=64)
-def _plain_flags(shape: tuple[int, int], sampled: bool) -> torch.Tensor:
+def _plain_flags(shape: tuple[int, int], sampled: bool) -> Tensor:
     """Flags without masks, which are only read: a single step takes microseconds."""
     return torch.full(shape, REAL_STEP | SAMPLED_STEP * sampled, dtype=torch.uint8)
 
 
-def _on_cpu(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _on_cpu(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to("cpu", dtype).contiguous()

@@ -14,22 +14,13 @@ Shape letters: W bytes of the window.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .count_memory_history import (
-    LONG_INDEX,
-    LOW_32,
-    LOW_64,
-    SHORT_MATCH,
-    ByteHistory,
-    ContextHashes,
-    LargeHistory,
-    hashes_at,
-)
 from .count_memory_layout import (
     ABOVE,
+    INDENT,
     LEAST_RING,
     LONG_CONTEXTS,
     ORDERS,
@@ -38,15 +29,126 @@ from .count_memory_layout import (
     SYMBOLS,
     TEXT_USED,
     WAYS,
+    WORD,
+    WORDS,
     MemoryShape,
 )
 
+Arrays = Mapping[str, np.ndarray]  # of the long-term memory, by the names of `MemoryShape.buffers`
+LOW_32, LOW_64 = (1 << 32) - 1, (1 << 64) - 1
+SHORT_MATCH, LONG_INDEX = 8, 20  # bytes of the contexts whose ends in the text are indexed
+WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
 LONGEST_MATCH = 40  # bytes that are compared
 LONG_ENOUGH = 24  # a match that is not given up for another one
 MOST_LENGTH = 65535
 # The window's index of matches has contexts of order 6; a little less must be equal.
 MATCH_CONTEXT, SHORTEST_MATCH = ORDERS.index(6), 4
 MOST_COUNTED = 255
+
+
+# ---- position and hashes --------------------------------------------------------------------------------------------
+
+
+Hashed = TypeVar("Hashed", int, np.ndarray)
+
+
+def scrambled(x: Hashed) -> Hashed:
+    """Each bit of the result depends on every bit of x, which has 32 bits: an integer, or an array of uint64."""
+    x = x ^ x >> 16
+    x = x * 0x7FEB352D & LOW_32
+    x = x ^ x >> 15
+    x = x * 0x846CA68B & LOW_32
+    return x ^ x >> 16
+
+
+def hash_of_two(a: Hashed, b: Hashed) -> Hashed:
+    """A hash of 32 bits of two numbers of 32 bits."""
+    return scrambled((a * 0x9E3779B1 + b + 0x7F4A7C15) & LOW_32)
+
+
+@dataclass
+class ByteHistory:
+    """Position in a document, and what its contexts are made from."""
+
+    position: int = 0  # bytes of the document so far
+    line: int = 0  # where the current line began
+    last_line: int = 0  # where the line above began
+    last8: int = 0  # the last 8 bytes, the newest in the lowest bits
+    word: int = 0  # hash of the current word; 0 outside a word
+    last_word: int = 0  # hash of the word before
+    column: int = 0  # bytes since the line began
+    indent: int = 0  # spaces and tabs at the beginning of the line
+    first: int = 0  # the first byte after them; 0 before it
+    above: int = 0  # the byte of the line above in this column; 0 without one
+
+    @property
+    def last(self) -> int:
+        """The last byte; 0 before the first."""
+        return self.last8 & 255
+
+    def append(self, ring: np.ndarray, byte: int) -> None:
+        """Go on by one byte; ring (bytes,) uint8 holds the last ones, each at its position modulo the size."""
+        mask = len(ring) - 1
+        ring[self.position & mask] = byte
+        self.last8 = (self.last8 << 8 | byte) & LOW_64
+        if byte in WORD_BYTES:
+            self.word = hash_of_two(self.word, byte + 1)
+        else:
+            self.last_word = self.word or self.last_word
+            self.word = 0
+        self.position = (self.position + 1) & LOW_64
+        if byte == ord("\n"):
+            self.last_line, self.line = self.line, self.position
+            self.indent = self.first = 0
+        elif not self.first:
+            if byte in b" \t":
+                self.indent = (self.indent + 1) & LOW_32
+            else:
+                self.first = byte
+        self.column = (self.position - self.line) & LOW_32
+        above = (self.last_line + self.column) & LOW_64
+        # The nearest bytes only, so that every size of the window gives the same contexts.
+        is_near = above < self.line and (self.position - above) & LOW_64 < LEAST_RING
+        self.above = int(ring[above & mask]) if is_near else 0
+
+    def more_contexts(self, order_7: int) -> list[int]:
+        """Hashes of the contexts that only a large memory has; `order_7` is the hash of the last 7 bytes."""
+        return []
+
+
+# By `MemoryShape.large`. Only the kernel reads large memories, for archives; their history is in the tests.
+HISTORIES: dict[bool, type[ByteHistory]] = {False: ByteHistory}
+
+
+@dataclass
+class ContextHashes:
+    """Hashes of the contexts at a position."""
+
+    contexts: list[int]  # of the long-term memory
+    text: tuple[int, int]  # of the last SHORT_MATCH and of the last LONG_INDEX bytes
+    last: int  # of the last byte
+
+    @property
+    def recent(self) -> list[int]:
+        """Hashes of the contexts of the short-term memory."""
+        orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
+        return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
+
+
+def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
+    """Hashes of the contexts at the current position, from the last bytes and the history."""
+    mask, last, orders = len(ring) - 1, history.last, {0: 0}
+    for order in range(1, LONG_INDEX + 1):
+        byte = int(ring[(history.position - order) & mask]) + 1 if order <= history.position else 0
+        orders[order] = hash_of_two(orders[order - 1], byte)
+    contexts = [hash_of_two(orders[order], order) for order in ORDERS] + [0] * (LONG_CONTEXTS - len(ORDERS))
+    contexts[WORD] = hash_of_two(history.word, last + 1001)
+    contexts[WORDS] = hash_of_two(hash_of_two(history.word, history.last_word), last + 2002)
+    place = (history.indent * 256 + history.first) & LOW_32
+    contexts[INDENT] = hash_of_two(hash_of_two(place, history.word), last + 7007)
+    contexts[ABOVE] = hash_of_two(hash_of_two(history.above, last), 8008)
+    contexts += history.more_contexts(orders[7])
+    return ContextHashes(contexts, (orders[SHORT_MATCH], orders[LONG_INDEX]), hash_of_two(orders[1], 1))
 
 
 # ---- long-term memory ----------------------------------------------------------------------------------------------
@@ -96,7 +198,7 @@ def _count_in_slot(slot: np.void, byte: int) -> None:
         symbols[i], counts[i] = byte, 1
 
 
-def count_byte(arrays: Mapping[str, np.ndarray], hashes: ContextHashes, position: int, byte: int) -> None:
+def count_byte(arrays: Arrays, hashes: ContextHashes, position: int, byte: int) -> None:
     """Count a byte after each of its contexts, and append it to the text."""
     text, index, counters = (arrays[name] for name in ("text", "index", "counters"))
     at = int(counters[TEXT_USED]) & LOW_32
@@ -113,16 +215,16 @@ def count_byte(arrays: Mapping[str, np.ndarray], hashes: ContextHashes, position
             _count_recent(_bucket(arrays["slots"][context], hashed), hashed, byte)
 
 
-def count_document(arrays: Mapping[str, np.ndarray], document: np.ndarray, end: int = -1) -> None:
+def count_document(arrays: Arrays, document: np.ndarray, end: int) -> None:
     """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
-    history = LargeHistory() if len(arrays["slots"]) > LONG_CONTEXTS else ByteHistory()
+    history = HISTORIES[len(arrays["slots"]) > LONG_CONTEXTS]()
     ring = np.zeros(LEAST_RING, np.uint8)
     for byte in document.tolist() + [end & 255] * (end >= 0):
         count_byte(arrays, hashes_at(history, ring), history.position, byte)
         history.append(ring, byte)
 
 
-def is_in_text(arrays: Mapping[str, np.ndarray], at: int) -> bool:
+def is_in_text(arrays: Arrays, at: int) -> bool:
     """True if the text still holds position `at` and the bytes that are compared before it."""
     used, size = int(arrays["counters"][TEXT_USED]) & LOW_64, len(arrays["text"])
     return bool(at) and at < used and (at + size) & LOW_64 > (used + LONGEST_MATCH + 8) & LOW_64
@@ -136,39 +238,25 @@ STREAM_NUMBERS = ("long_match", "match", "long_length", "match_length", "pending
 
 @dataclass
 class CountStream:
-    """State of a stream: its numbers as Python's integers, its arrays as views of the state.
+    """State of a stream: its numbers as Python's integers, its arrays as views of the state."""
 
-    Args:
-        state: its bytes, uint8.
-        shape: sizes of the memory.
-        fields: the same memory, one element of `MemoryShape.stream`.
-        history: position, and what its contexts are made from.
-        long_match: position in the text of the byte that the match there predicts.
-        match: position in the document of the byte that the match in the window predicts.
-        long_length: bytes of the match in the text; 0 without one.
-        match_length: bytes of the match in the window; 0 without one.
-        pending: 1 after a prediction of which the byte has not been seen.
-        target: the label of the last step; -1 without one.
-        no_recent: 1 in a document that is read without the short-term memory.
-    """
-
-    state: np.ndarray
+    state: np.ndarray  # its bytes, uint8
     shape: MemoryShape
-    fields: np.void
+    fields: np.void  # the same memory, one element of `MemoryShape.stream`
     history: ByteHistory = field(default_factory=ByteHistory)
-    long_match: int = 0
-    match: int = 0
-    long_length: int = 0
-    match_length: int = 0
-    pending: int = 0
-    target: int = 0
-    no_recent: int = 0
+    long_match: int = 0  # position in the text of the byte that the match there predicts
+    match: int = 0  # position in the document of the byte that the match in the window predicts
+    long_length: int = 0  # bytes of the match in the text; 0 without one
+    match_length: int = 0  # bytes of the match in the window; 0 without one
+    pending: int = 0  # 1 after a prediction of which the byte has not been seen
+    target: int = 0  # the label of the last step; -1 without one
+    no_recent: int = 0  # 1 in a document that is read without the short-term memory
 
     @classmethod
     def load(cls, state: np.ndarray, shape: MemoryShape) -> "CountStream":
         """From a state (bytes,) uint8, of which the stream changes the arrays at once, and the numbers in `store`."""
         fields = state.view(shape.stream)[0]
-        kind = LargeHistory if shape.large else ByteHistory
+        kind = HISTORIES[shape.large]
         history = kind(**{name: fields[name].tolist() for name in kind.__dataclass_fields__})
         return cls(state, shape, fields, history, **{name: int(fields[name]) for name in STREAM_NUMBERS})
 
@@ -195,36 +283,23 @@ class CountStream:
 
 @dataclass
 class FoundCounts:
-    """Counts and matches of both memories for the next byte.
-
-    Args:
-        hashes: of the contexts here.
-        counts: (SOURCES, 256) int64, how often each byte followed, by source; zeros for the sources of matches.
-        recent: (SOURCES,) int64, the newest byte that followed, where slots keep it first; else -1.
-        known: contexts of the long-term memory with counts.
-        order: number of the longest order with counts in the long-term memory, from 1; 0 without one.
-        recent_order: the same in the short-term memory.
-        match_byte: the byte after the match in the window; -1 without one.
-        match_length: its bytes.
-        long_byte: the byte after the match in the text; -1 without one.
-        long_length: its bytes.
-    """
+    """Counts and matches of both memories for the next byte."""
 
     hashes: ContextHashes
-    counts: np.ndarray
-    recent: np.ndarray
-    known: set[int] = field(default_factory=set)
-    order: int = 0
-    recent_order: int = 0
-    match_byte: int = -1
+    counts: np.ndarray  # (SOURCES, 256) int64, how often each byte followed, by source; zeros for matches
+    recent: np.ndarray  # (SOURCES,) int64, the newest byte that followed, where slots keep it first; else -1
+    known: set[int] = field(default_factory=set)  # contexts of the long-term memory with counts
+    order: int = 0  # number of the longest order with counts in the long-term memory, from 1; 0 without one
+    recent_order: int = 0  # the same in the short-term memory
+    match_byte: int = -1  # the byte after the match in the window; -1 without one
     match_length: int = 0
-    long_byte: int = -1
+    long_byte: int = -1  # the byte after the match in the text; -1 without one
     long_length: int = 0
 
 
-def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: CountStream) -> FoundCounts:
+def find_counts(arrays: Arrays, stream: CountStream) -> FoundCounts:
     """Look up all contexts of the current position; the stream's matches may change."""
-    hashes = hashes_at(stream.history, stream["ring"])
+    shape, hashes = stream.shape, hashes_at(stream.history, stream["ring"])
     found = FoundCounts(hashes, np.zeros((shape.sources, 256), np.int64), np.full(shape.sources, -1, np.int64))
     if shape.window and not stream.no_recent:
         _find_recent(stream, found)
@@ -350,7 +425,7 @@ def follow_match(stream: CountStream, byte: int) -> None:
 # ---- matches in the text of the long-term memory -------------------------------------------------------------------
 
 
-def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, found: FoundCounts) -> None:
+def _find_long_match(arrays: Arrays, stream: CountStream, found: FoundCounts) -> None:
     """Keep the stream's match in the text, or look for a longer one at the ends of equal contexts."""
     text, index, ring, now = arrays["text"], arrays["index"], stream["ring"], stream.history.position
     index_bits = index.shape[1].bit_length() - 1
@@ -371,7 +446,7 @@ def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, foun
     found.long_length = min(stream.long_length, MOST_LENGTH)
 
 
-def follow_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, byte: int) -> None:
+def follow_long_match(arrays: Arrays, stream: CountStream, byte: int) -> None:
     """Move the stream's match in the text behind the byte that was read, or give it up."""
     if stream.long_length:
         is_equal = is_in_text(arrays, stream.long_match) and _byte_at(arrays["text"], stream.long_match) == byte

@@ -12,7 +12,6 @@ import numpy as np
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
 LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 42  # in every memory; further ones of a large one
-PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
 RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
 FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
 LANES = 8
@@ -41,23 +40,14 @@ _LARGE_HISTORY = (
 
 
 class MemoryShape(NamedTuple):
-    """Sizes that a user chooses.
+    """Sizes that a user chooses; all but the flags are powers of two."""
 
-    Args:
-        slots: contexts that each table of the long-term memory holds, a power of two.
-        text: bytes of training text that are kept for long matches, a power of two.
-        window: W, bytes of the short-term memory, a power of two; 0 for none.
-        rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
-        large: more contexts, sets of weights and refinements; about four times the time.
-        small: fewer cells, rows of weights and knots: 91 kB in place of 4.3 MB.
-    """
-
-    slots: int
-    text: int
-    window: int
-    rows: int
-    large: bool = False
-    small: bool = False
+    slots: int  # contexts that each table of the long-term memory holds
+    text: int  # bytes of training text that are kept for long matches
+    window: int  # W, bytes of the short-term memory; 0 for none
+    rows: int  # rows of mixing weights that adapt in each stream; 0 for none
+    large: bool = False  # more contexts, sets of weights and refinements; about four times the time
+    small: bool = False  # fewer cells, rows of weights and knots: 91 kB in place of 4.3 MB
 
     @property
     def contexts(self) -> int:
@@ -160,57 +150,35 @@ class MemoryShape(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Learning rates of a memory that reads.
+    """Learning rates of a memory that reads."""
 
-    Args:
-        weights: learning rate of the shared mixing weights.
-        first_weights: added to it at the first byte; it falls as 1 / (1 + bytes / 256).
-        final: learning rate of the second layer.
-        rows: learning rate of the rows that adapt in each stream.
-        least_cell: the slowest rate of a cell, in 1/65536 of its error.
-        refinement: a refinement moves by its error divided by this number.
-        learns: cells, mixing weights and refinements learn.
-        inserts: each byte is counted in the long-term memory once it has been read.
-    """
-
-    weights: float = 0.003
-    first_weights: float = 0.0
-    final: float = 0.0005
-    rows: float = 0.01
-    least_cell: int = 98
-    refinement: int = 50
-    learns: bool = False
-    inserts: bool = False
+    weights: float = 0.003  # of the shared mixing weights
+    first_weights: float = 0.0  # added to it at the first byte; it falls as 1 / (1 + bytes / 256)
+    final: float = 0.0005  # of the second layer
+    rows: float = 0.01  # of the rows that adapt in each stream
+    least_cell: int = 98  # the slowest rate of a cell, in 1/65536 of its error
+    refinement: int = 50  # a refinement moves by its error divided by this number
+    learns: bool = False  # cells, mixing weights and refinements learn
+    inserts: bool = False  # each byte is counted in the long-term memory once it has been read
 
 
-REAL_STEP, RESET_STEP, SAMPLED_STEP = 1, 2, 4  # flags of a step
+# Flags of a step, which is padding without the first. A document begins at a reset; the short-term memory does not
+# learn from bytes that the model itself has chosen.
+REAL_STEP, RESET_STEP, SAMPLED_STEP = 1, 2, 4
 
 
 class Block(NamedTuple):
-    """Blocks of B streams, and room for the results: arrays, or tensors on the CPU without gaps.
+    """Blocks of B streams, and room for the results: arrays, or tensors on the CPU without gaps; None without one."""
 
-    Args:
-        tokens: (B, T) uint8.
-        flags: (B, T) uint8, `REAL_STEP` unless a step is padding, plus `RESET_STEP` where a document begins, and
-            `SAMPLED_STEP` where the model itself has chosen the byte: the short-term memory does not learn from it.
-        targets: (B, T) int32, the next bytes, -1 for none; or None.
-        network: the network's logits of bytes (B, T, 256), or its logits of the 8 nodes on the way to each target
-            (B, T, 8), float32; or None.
-        nats: (B, T) float32 for the negative log-likelihoods of the targets.
-        probabilities: (B, T, 8) uint16 for 65536 times the probability of each bit of the targets; or None.
-        logits: (B, T - first, 256) float32 for the log probabilities of all bytes from step `first` on; or None.
-        first: the first step with logits.
-        pending: (B, P) uint8, bytes of running documents that are not in the long-term memory yet; or None.
-        pending_used: (B,) int64, how many there are.
-    """
-
-    tokens: Any
-    flags: Any
-    targets: Any | None = None
-    network: Any | None = None
-    nats: Any | None = None
-    probabilities: Any | None = None
-    logits: Any | None = None
+    tokens: Any  # (B, T) uint8
+    flags: Any  # (B, T) uint8, sums of the flags above
+    targets: Any | None = None  # (B, T) int32, the next bytes, -1 for none
+    network: Any | None = (
+        None  # (B, T, 256) float32 logits of bytes, or (B, T, 8) of the nodes on the way to each target
+    )
+    nats: Any | None = None  # (B, T) float32, the negative log-likelihoods of the targets
+    probabilities: Any | None = None  # (B, T, 8) uint16, 65536 times the probability of each bit of the targets
+    logits: Any | None = None  # (B, T - first, 256) float32, the log probabilities of all bytes from step `first` on
     first: int = 0
-    pending: Any | None = None
-    pending_used: Any | None = None
+    pending: Any | None = None  # (B, P) uint8, bytes of running documents that are not in the long-term memory yet
+    pending_used: Any | None = None  # (B,) int64, how many there are

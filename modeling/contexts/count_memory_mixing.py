@@ -4,45 +4,26 @@ A byte is eight binary decisions, from its highest bit on. They are nodes of a t
 zero or a one at node k comes node 2k or 2k + 1. At each node:
 
 1. Each *source* (a context of one of the memories) has counts of the bytes below the node with a zero and with a one.
-   Rounded to levels, they select a *cell*: an adaptive probability. So the memory learns how far such counts can be
-   trusted in this source, at this depth (indirect contexts).
+   Rounded to levels, they select a *cell*: an adaptive probability (indirect contexts).
 2. Each *set* of weights has rows, and a small context selects one. It mixes the logits of the cells and of the network
    to one logit, y = Σ w x (logistic mixing). A second layer mixes the logits of the sets.
 3. Tables *refine* the probability: in a small context, they map it to the observed one, interpolated between knots
    (secondary symbol estimation, SSE).
 
-Cells, weights and knots learn online. The derivative of the coding cost by a logit is the error of the probability.
-Source: Mahoney, "Data Compression Explained" (2013), sections on indirect context models, logistic mixing and SSE.
-
-A probability is an integer, 65536 times the probability of a one. Numbers are float32 and integers in the order of
+Cells, weights and knots learn online. Source: Mahoney, "Data Compression Explained" (2013). A probability is an
+integer, 65536 times the probability of a one. Numbers are float32 and integers in the order of
 `hf_recurrent/kernels/count_memory_mixing.h`, so that both give the same bits.
 
 Shape letters: B streams, T steps. Here n stands for nodes: the 8 on the way to a byte, or all 255.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .count_memory_contexts import CountStream, FoundCounts
-from .count_memory_history import LargeHistory, hash_of_two, scrambled
-from .count_memory_layout import (
-    BRACKET_TEXT,
-    KNOTS,
-    LANES,
-    LEARNED,
-    LEVELS,
-    PLAIN_1,
-    PLAIN_2,
-    PLAIN_3,
-    WORD,
-    WORDS,
-    MemoryShape,
-    Rates,
-)
+from .count_memory_contexts import Arrays, CountStream, FoundCounts, hash_of_two, scrambled
+from .count_memory_layout import KNOTS, LANES, LEARNED, LEVELS, MemoryShape, Rates
 
-KNOWN_CONTEXTS = (3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT)  # of a set of a large memory
 ONE_HALF = 32768  # of a probability
 LOGIT_LIMIT = 3072  # logits in steps of 1/256, below this
 INNER_LIMIT = 2047  # logits that are refined, likewise
@@ -135,14 +116,7 @@ def bits_of(byte: int) -> np.ndarray:
 
 
 def tree_sums(leaves: np.ndarray) -> np.ndarray:
-    """Sums below each node of the tree of a byte.
-
-    Args:
-        leaves: (..., 256), by byte.
-
-    Returns:
-        (..., 512) of the same type, by node; the leaves are the second half.
-    """
+    """Sums below each node of the tree of a byte: (..., 256) by byte → (..., 512) by node, the leaves second."""
     sums = np.zeros((*leaves.shape[:-1], 512), leaves.dtype)
     sums[..., 256:] = leaves
     for first in (128, 64, 32, 16, 8, 4, 2, 1):
@@ -183,35 +157,18 @@ def byte_log_probabilities(refined: np.ndarray) -> np.ndarray:
 
 @dataclass
 class NodePredictions:
-    """Predictions at n nodes, and what learns from their bits.
+    """Predictions at n nodes, and what learns from their bits."""
 
-    Args:
-        nodes: (n,) their numbers.
-        cells: (n, sources) flat indices of the cells; -1 without counts.
-        inputs: (n, inputs) float32, of the mixer.
-        rows: (n, sets) rows of weights.
-        outputs: (n, sets) float32, the logit of each set.
-        set_probabilities: (n, sets) of these logits.
-        final_rows: (n, finals) rows of the weights of the second layer.
-        final_probabilities: (n, finals) of its mixers.
-        probabilities: (n,) of their mean.
-        knots: (n, refinements) flat indices of the knots below.
-        parts: (n,) distance from them to the next ones, of 128.
-        refined: (n,) 65536 times the probability of a one.
-    """
-
-    nodes: np.ndarray
-    cells: np.ndarray
-    inputs: np.ndarray
-    rows: np.ndarray
-    outputs: np.ndarray
-    set_probabilities: np.ndarray
-    final_rows: np.ndarray
-    final_probabilities: np.ndarray
-    probabilities: np.ndarray
-    knots: np.ndarray
-    parts: np.ndarray
-    refined: np.ndarray
+    cells: np.ndarray  # (n, sources) flat indices of the cells; -1 without counts
+    inputs: np.ndarray  # (n, inputs) float32, of the mixer
+    rows: np.ndarray  # (n, sets) rows of weights
+    outputs: np.ndarray  # (n, sets) float32, the logit of each set
+    final_rows: np.ndarray  # (n, finals) rows of the weights of the second layer
+    final_probabilities: np.ndarray  # (n, finals) of its mixers
+    probabilities: np.ndarray  # (n,) of their mean
+    knots: np.ndarray  # (n, refinements) flat indices of the knots below
+    parts: np.ndarray  # (n,) distance from them to the next ones, of 128
+    refined: np.ndarray  # (n,) 65536 times the probability of a one
 
 
 def _cell_at(depths, source, recent, depth, zeros, ones):
@@ -284,35 +241,18 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         )
     final_rows = nodes[:, None]
     contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
-    if isinstance(history, LargeHistory):
-        selected += _large_rows(history, found, nodes, depths, match_bits)
-        final_rows = np.stack([nodes, 256 + (match_levels * 8 + depths) * 4 + long_levels], axis=1)
-        contexts += found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], history.classes & 0xFFFFFF
+    if stream.shape.large:
+        more_rows, more_finals, more_contexts = history.select_more(
+            found, nodes, match_bits, match_levels, long_levels
+        )
+        selected, contexts = selected + more_rows, contexts + more_contexts
+        final_rows = np.stack([nodes, more_finals], axis=1)
     firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
     trees, bits = nodes.astype(np.uint64), stream.shape.refinement_bits
     refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - bits)
     tables = np.arange(stream.shape.refinements) << bits
     return rows, final_rows, (tables + refined.astype(np.int64)) * KNOTS
-
-
-def _large_rows(
-    history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray, match_bits: np.ndarray
-) -> tuple:
-    """Rows of the sets that only a large memory has."""
-    newest, second, third = (history.classes >> shift for shift in (0, 8, 16))
-    return (
-        (history.last8 >> 8 & 255) * 8 + depths,
-        (history.bracket & 255) * 8 + depths,
-        (min(history.plain_length, 15) * 16 + (second & 15)) * 8 + depths,
-        ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
-        ((history.last >> 5) * 256 + nodes) * 2 + (history.bracket != 0),
-        sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
-        (found.match_byte + 1) * 3 + match_bits,
-        hash_of_two(history.last8 & 0xFFFF, 0) >> 20,
-        nodes * 8 + min(history.plain_length, 7),
-        hash_of_two(history.last8 & 0xFFFFFF, 5) >> 20,
-    )
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
@@ -331,15 +271,10 @@ def _mixed(weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
 
 
 def predict_nodes(
-    arrays: Mapping[str, np.ndarray],
-    shape: MemoryShape,
-    stream: CountStream,
-    found: FoundCounts,
-    nodes: np.ndarray,
-    *,
-    skips: bool = False,
+    arrays: Arrays, stream: CountStream, found: FoundCounts, nodes: np.ndarray, *, skips: bool = False
 ) -> NodePredictions:
     """Predict the bits at nodes (n,). With `skips`, inputs without counts are skipped, whatever their weights are."""
+    shape = stream.shape
     cells = _find_cells(found, nodes, shape.depths)
     network = None
     if stream["network"][0] > 0:
@@ -363,42 +298,25 @@ def predict_nodes(
     q = arrays["refinement"].reshape(-1)[knots[..., None] + (0, 1)].astype(np.int64)
     refinements = (q[..., 0] * (128 - parts[:, None]) + q[..., 1] * parts[:, None]) >> 7
     refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + shape.refinements), 1, 65535)
-    set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(outputs)]
     return NodePredictions(
-        nodes,
-        cells,
-        inputs,
-        rows,
-        outputs,
-        set_probabilities,
-        final_rows,
-        final_probabilities,
-        probabilities,
-        knots,
-        parts,
-        refined,
+        cells, inputs, rows, outputs, final_rows, final_probabilities, probabilities, knots, parts, refined
     )
 
 
 # ---- learning ------------------------------------------------------------------------------------------------------
 
 
-def learn_bits(
-    arrays: Mapping[str, np.ndarray],
-    shape: MemoryShape,
-    stream: CountStream,
-    rates: Rates,
-    path: NodePredictions,
-    byte: int,
-) -> None:
+def learn_bits(arrays: Arrays, stream: CountStream, rates: Rates, path: NodePredictions, byte: int) -> None:
     """After a byte is known: the stream's own weights adapt; the shared arrays learn if `rates.learns`.
 
     Weights take a gradient step on the coding cost of their set or layer, node by node, since nodes may share a row.
     """
+    shape = stream.shape
     scale, final_rate = np.float32(1 / 65536), np.float32(rates.final)
     targets = bits_of(byte) * 65535
     errors = (targets - path.probabilities).astype(np.float32) * scale
-    set_errors = (targets[:, None] - path.set_probabilities).astype(np.float32) * scale
+    set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(path.outputs)]
+    set_errors = (targets[:, None] - set_probabilities).astype(np.float32) * scale
     final_errors = (targets[:, None] - path.final_probabilities).astype(np.float32) * scale
     if rates.learns:
         learned = arrays["counters"][LEARNED].astype(np.float32) * np.float32(1 / 256)
@@ -440,7 +358,7 @@ def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.nda
             knots[knot] = q + _quotient(target - q, divisor)
 
 
-def begin_mixing(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
+def begin_mixing(arrays: Arrays, shape: MemoryShape) -> None:
     """Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing."""
     starts = np.array(LEVEL_STARTS)
     zeros, ones = starts[:, None], starts

@@ -6,11 +6,10 @@ probabilities and learns; here bytes are read one after another.
 Shape letters: B streams, T steps.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from .count_memory_contexts import (
+    Arrays,
     CountStream,
     FoundCounts,
     count_byte,
@@ -39,7 +38,7 @@ ALL_NODES = np.arange(1, 256)
 class CountMemoryReference:
     """A long-term memory in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
+    def __init__(self, arrays: Arrays, shape: MemoryShape):
         self.arrays, self.shape = arrays, shape
 
     def begin(self) -> None:
@@ -60,25 +59,10 @@ class CountMemoryReference:
 
 
 class _CountReader:
-    """Reads the steps of one stream of a block.
+    """Reads the steps of one stream, the row `row` of a block."""
 
-    Args:
-        arrays, shape: the long-term memory.
-        state: (bytes,) uint8, of the stream.
-        rates: how fast it learns.
-        block, row: the block, and the stream's row of it.
-    """
-
-    def __init__(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        shape: MemoryShape,
-        state: np.ndarray,
-        rates: Rates,
-        block: Block,
-        row: int,
-    ):
-        self.arrays, self.shape, self.rates, self.block, self.row = arrays, shape, rates, block, row
+    def __init__(self, arrays: Arrays, shape: MemoryShape, state: np.ndarray, rates: Rates, block: Block, row: int):
+        self.arrays, self.rates, self.block, self.row = arrays, rates, block, row
         self.stream = CountStream.load(state, shape)
         if block.pending is not None and not 0 <= block.pending_used[row] <= block.pending.shape[1]:
             block.pending_used[row] = 0
@@ -125,19 +109,19 @@ class _CountReader:
 
     def _find(self) -> FoundCounts:
         if self.found is None:
-            self.found = find_counts(self.arrays, self.shape, self.stream)
+            self.found = find_counts(self.arrays, self.stream)
         return self.found
 
     def _predict_path(self, byte: int) -> NodePredictions:
         """Predictions of the bits of a byte, kept for `_learn`."""
         if self.path_byte != byte:
             nodes = nodes_on_the_way(byte)
-            self.path = predict_nodes(self.arrays, self.shape, self.stream, self._find(), nodes)
+            self.path = predict_nodes(self.arrays, self.stream, self._find(), nodes)
             self.path_byte = byte
         return self.path
 
     def _learn(self, byte: int) -> None:
-        learn_bits(self.arrays, self.shape, self.stream, self.rates, self._predict_path(byte), byte)
+        learn_bits(self.arrays, self.stream, self.rates, self._predict_path(byte), byte)
         self.path_byte = -1
 
     def _read_byte(self, byte: int, is_sampled: bool) -> None:
@@ -151,7 +135,7 @@ class _CountReader:
         follow_long_match(self.arrays, stream, byte)
         if is_sampled:
             stream.match_length = 0  # it could go on into samples
-        elif self.shape.window and not stream.no_recent:
+        elif stream.shape.window and not stream.no_recent:
             remember(stream, hashes, byte)
             follow_match(stream, byte)
         stream.history.append(stream["ring"], byte)
@@ -174,7 +158,7 @@ class _CountReader:
         if stream.target >= 0:
             self._write_target(step)
         if block.logits is not None and step >= block.first:
-            predicted = predict_nodes(self.arrays, self.shape, stream, found, ALL_NODES, skips=True)
+            predicted = predict_nodes(self.arrays, stream, found, ALL_NODES, skips=True)
             block.logits[row, step - block.first] = byte_log_probabilities(predicted.refined)
 
     def _read_network(self, step: int) -> None:

@@ -6,7 +6,7 @@ Shape letters: B streams or batch, T steps, V vocabulary.
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.block_inputs import Padding
 from ..block.recurrent_state import RecurrentState, state_dtype, upcast
@@ -15,16 +15,10 @@ from .count_memory_layout import MemoryShape
 
 
 class TokenLosses(NamedTuple):
-    """Negative log-likelihoods in nats, 0 where there is no target.
+    """Negative log-likelihoods (B, T) in nats, 0 where there is no target, and the state after the block."""
 
-    Args:
-        nats: (B, T), of the model.
-        network: (B, T), of the network without its count memory; the same tensor as `nats` if it has none.
-        state: after the last real step of every row.
-    """
-
-    nats: torch.Tensor
-    network: torch.Tensor
+    nats: Tensor  # of the model
+    network: Tensor  # of the network without its count memory; the same tensor if it has none
     state: RecurrentState
 
 
@@ -38,7 +32,7 @@ def build_count_memory(config) -> CountMemory | None:
 
 def take_counts(
     state: RecurrentState | None, memory: CountMemory | None
-) -> tuple[RecurrentState | None, torch.Tensor | None]:
+) -> tuple[RecurrentState | None, Tensor | None]:
     """A state without the count memory's part, and that part; None where there is none."""
     if memory is None or not isinstance(state, dict) or STATE_PART not in state:
         return state, None
@@ -69,28 +63,18 @@ class CountedPredictions:
 
     def mix_counts(
         self,
-        input_ids: torch.Tensor | None,
-        counts: torch.Tensor | None,
-        logits: torch.Tensor,
-        kept: slice | torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None,
+        counts: Tensor | None,
+        logits: Tensor,
+        kept: slice | Tensor,
+        reset_mask: Tensor | None = None,
         padding: Padding | None = None,
         sampled: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix the network's logits of a block with the predictions of the count memory.
+    ) -> tuple[Tensor, Tensor]:
+        """Mix the network's logits (B, T, V) of a block with the predictions of the count memory.
 
-        Args:
-            input_ids: (B, T).
-            counts: state of the count memory; zeros by default.
-            logits: (B, T, V) of the network, of all steps.
-            kept: the steps whose logits are returned.
-            reset_mask: (B, T) bool.
-            padding: None without padding.
-            sampled: the model itself has chosen the bytes.
-
-        Returns:
-            Log probabilities (B, kept steps, V), whose gradient is passed to the network's logits as it is, and the
-            new state of the count memory.
+        Returns the log probabilities of the `kept` steps, whose gradient is passed to the network's logits as it is,
+        and the new state of the count memory. Without a state `counts`, it begins at zeros.
 
         Raises:
             ValueError: there are no `input_ids`, or the state is of another memory.
@@ -111,18 +95,14 @@ class CountedPredictions:
     @torch.no_grad()
     def token_losses(
         self,
-        input_ids: torch.Tensor,
-        shift_labels: torch.Tensor,
+        input_ids: Tensor,
+        shift_labels: Tensor,
         state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
+        reset_mask: Tensor | None = None,
     ) -> TokenLosses:
-        """Losses of the targets of a block, as from `forward`, at a fraction of the cost of all probabilities.
+        """Losses of a block's targets, as from `forward`, at a fraction of the cost of all probabilities.
 
-        Args:
-            input_ids: (B, T).
-            shift_labels: (B, T), the target of every step, -100 for none.
-            state: from an earlier call for these streams; zeros by default.
-            reset_mask: (B, T) bool, true where a byte is the first of its episode.
+        The arguments are `forward`'s; `shift_labels` (B, T) are -100 for no target.
         """
         options = {"state": state, "reset_mask": reset_mask, "use_cache": True, "return_dict": True}
         outputs = self(input_ids, shift_labels=shift_labels, per_token=True, **options)
@@ -130,13 +110,13 @@ class CountedPredictions:
 
     def mixed_losses(
         self,
-        input_ids: torch.Tensor,
-        counts: torch.Tensor | None,
-        logits: torch.Tensor,
-        shift_labels: torch.Tensor,
-        reset_mask: torch.Tensor | None,
+        input_ids: Tensor,
+        counts: Tensor | None,
+        logits: Tensor,
+        shift_labels: Tensor,
+        reset_mask: Tensor | None,
         padding: Padding | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Losses (B, T) of the targets by model and by network alone, in nats, and the new state of the count memory.
 
         Arguments as for [`mix_counts`]; without a memory, both losses are the same tensor.
@@ -150,11 +130,11 @@ class CountedPredictions:
         )
         return nats, network, counts
 
-    def _counts(self, input_ids: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
+    def _counts(self, input_ids: Tensor | None, counts: Tensor | None) -> Tensor:
         if input_ids is None:
             raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
         return self.count_memory.init_state(len(input_ids), input_ids.device) if counts is None else counts
 
 
-def _real(padding: Padding | None) -> torch.Tensor | None:
+def _real(padding: Padding | None) -> Tensor | None:
     return None if padding is None else ~padding.unpack(padding.mask)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .count_memory import CountMemory
 from .count_memory_layout import Rates
@@ -20,12 +21,7 @@ _MOST_PENDING = 1 << 18
 class DocumentLearning:
     """Streams from which a memory learns: a block after it was predicted, a document after it has ended.
 
-    Args:
-        memory: it is changed.
-        num_streams: B.
-
-    Attributes:
-        tensors: what the streams carry, by name.
+    `tensors` are what the streams carry, by name.
     """
 
     def __init__(self, memory: CountMemory, num_streams: int):
@@ -37,21 +33,17 @@ class DocumentLearning:
         }
 
     def read_ahead(self, documents: Iterable[np.ndarray], end_byte: int | None) -> None:
-        """Count whole documents without predicting them, some four times as fast: mixing weights do not learn.
+        """Count whole documents (T,), each with the end byte, without predicting them: some four times as fast.
 
-        Args:
-            documents: ids (T,) of each.
-            end_byte: that follows each; None for none.
+        Mixing weights do not learn.
         """
         for document in documents:
             self.memory.insert(torch.from_numpy(document.astype(np.uint8)), end_byte)
 
-    def read(self, block: Mapping[str, torch.Tensor], network: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, block: Mapping[str, Tensor], network: Tensor | None = None) -> Tensor:
         """Predict a block and learn from it; returns the nats (B, T) of its targets.
 
-        Args:
-            block: `input_ids`, `shift_labels`, `reset_mask` (B, T).
-            network: the network's logits (B, T, V); None without a network.
+        The block has `input_ids`, `shift_labels` and `reset_mask` (B, T); `network` are logits (B, T, V).
         """
         nats, _, _ = self.memory.read(
             block["input_ids"],

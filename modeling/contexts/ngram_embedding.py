@@ -91,17 +91,9 @@ def dense_bytes(model: nn.Module) -> int:
 def read_ngrams(
     config, input_ids: Tensor, recent: Tensor, reset_mask: Tensor | None = None, padding: Padding | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The rows of the n-grams that end at each step of a block.
+    """The rows (B, T, orders) of the n-grams that end at each step of a block, and `recent` after its last real steps.
 
-    Args:
-        config: with `ngram_orders` and `ngram_rows`.
-        input_ids: (B, T).
-        recent: (B, largest order - 1), ids + 1 before the block, oldest first; 0 for no byte.
-        reset_mask: (B, T) bool; n-grams do not reach before a reset.
-        padding: None without padding.
-
-    Returns:
-        The rows (B, T, orders) and `recent` after the last real step of every row.
+    `recent` (B, largest order - 1) are ids + 1 before the block, oldest first; 0 for no byte. N-grams end at resets.
     """
     lengths = None
     if padding is not None:
@@ -119,10 +111,7 @@ def read_ngrams(
 def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
     """Rows (…, orders) int64 of a table with `rows` rows for each order.
 
-    Args:
-        windows: (…, largest order), ids + 1 of the last bytes, newest last; 0 for no byte.
-        orders: ascending.
-        rows: of each order.
+    `windows` (…, largest order) are ids + 1 of the last bytes, newest last; 0 for no byte.
     """
     factors = [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, windows.shape[-1] + 1)]
     # Exports and recordings see one operator, for which they have code of their own.

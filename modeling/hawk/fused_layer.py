@@ -1,7 +1,7 @@
 """A layer of Hawk with RG-LRU as one operation; see `block/fused_layer.py`."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.fused_layer import LayerParts, layer_kernel, run_layer_kernel
 from ..block.recurrent_blocks import TemporalConvolution, episode_numbers, taps_after
@@ -9,13 +9,10 @@ from ..block.recurrent_state import RecurrentState
 from ..units.gated_units import RGLRU
 
 
-def fused_hawk_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.Tensor, RecurrentState] | None:
-    """The output (B, T, M) and the state after a layer, or None where its modules have to be called.
+def fused_hawk_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, RecurrentState] | None:
+    """The output (B, T, M) and the state after a `RecurrentLayer` with Hawk's blocks.
 
-    Args:
-        layer: a `RecurrentLayer` with Hawk's blocks.
-        hidden: (B, T, M).
-        inputs: `LayerInputs`.
+    None where its modules have to be called.
     """
     block, mlp, taps = layer.recurrent_block, layer.mlp, inputs.state["convolution"]
     unit, convolution, norms = block.recurrent_unit, block.convolution, (layer.recurrent_norm, layer.mlp_norm)
@@ -28,7 +25,9 @@ def fused_hawk_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[to
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
     vectors = unit.recurrent_param, convolution.weight
-    family = layer_kernel("hawk", hidden, inputs, LayerParts((unit, convolution), unit, norms, maps, vectors))
+    family = layer_kernel(
+        "hawk_layer_cpu", hidden, inputs, LayerParts((unit, convolution), unit, norms, maps, vectors)
+    )
     if family is None:
         return None
     matrices = [linear.weight for linear in maps]

@@ -3,13 +3,11 @@
 In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embedding tied to the head.
 """
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..block.gated_gelu import gated_gelu
 from ..block.linear_maps import linear_map, linear_maps
 from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
-from ..block.recurrent_blocks import Contraction, TemporalConvolution
+from ..block.recurrent_blocks import Contraction, TemporalConvolution, gated_gelu
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
@@ -31,7 +29,7 @@ class HawkRecurrentBlock(nn.Module):
         self.recurrent_unit = unit
         self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+    def forward(self, hidden: Tensor, inputs: LayerInputs) -> tuple[Tensor, RecurrentState]:
         gate, projected = linear_maps(hidden, self.gate_proj, self.in_proj)
         convolved, taps = self.convolution(projected, inputs.state["convolution"], inputs.reset_mask, inputs.lengths)
         recurrent, final_state = self.recurrent_unit(
@@ -41,8 +39,8 @@ class HawkRecurrentBlock(nn.Module):
         return output, {"recurrent": final_state, "convolution": taps}
 
     def fused_layer(
-        self, layer: nn.Module, hidden: torch.Tensor, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, layer: nn.Module, hidden: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, RecurrentState] | None:
         """The whole layer of this block and a [`HawkMLP`] as one kernel, where there is one for its inputs."""
         if not (is_plain_layer(self, HawkRecurrentBlock) and is_plain_layer(layer.mlp, HawkMLP)):
             return None
@@ -58,7 +56,7 @@ class HawkMLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         gate, value = linear_maps(hidden, self.gate_proj, self.up_proj)
         return linear_map(self.down_proj, gated_gelu(gate, value))
 

@@ -4,7 +4,7 @@ Recurrent channels are independent, so that each layer can learn online, exactly
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -30,7 +30,7 @@ class LruReadOut(nn.Module):
     def reset_parameters(self) -> None:
         init.normal_(self.skip, mean=0.0, std=1.0)
 
-    def forward(self, states: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, inputs: Tensor) -> Tensor:
         return self.state_map(states.to(self.state_map.weight.dtype)) + self.skip.to(inputs.dtype) * inputs
 
 
@@ -43,7 +43,7 @@ class LruGLU(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         hidden = self.dropout(nn.functional.gelu(hidden))
         value, gate = linear_maps(hidden, self.value_proj, self.gate_proj)
         return self.dropout(value * torch.sigmoid(gate))
@@ -65,7 +65,7 @@ class LruLayer(GradientCheckpointingLayer):
         self.read_out = LruReadOut(config, self.recurrent_unit) if config.read_out else None
         self.glu = LruGLU(config) if config.glu else nn.Identity()
 
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+    def forward(self, hidden: Tensor, inputs: LayerInputs) -> tuple[Tensor, RecurrentState]:
         normed = self.norm(hidden)
         states, final_state = self.recurrent_unit(
             normed, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
@@ -122,7 +122,7 @@ class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClass
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def sequence_loss(self, hidden, logits, labels, attention_mask, num_items_in_batch) -> torch.Tensor:
+    def sequence_loss(self, hidden, logits, labels, attention_mask, num_items_in_batch) -> Tensor:
         """With `config.per_step_loss`, where labels are classes, the loss of all steps."""
         if not self.config.per_step_loss:
             return super().sequence_loss(hidden, logits, labels, attention_mask, num_items_in_batch)

@@ -1,20 +1,17 @@
 """A layer of Memora with GLRU as one operation; see `block/fused_layer.py`."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.fused_layer import LayerParts, layer_kernel, run_layer_kernel
 from ..block.recurrent_state import RecurrentState
 from ..units.gated_units import GLRU
 
 
-def fused_memora_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[torch.Tensor, RecurrentState] | None:
-    """The output (B, T, M) and the state after a layer, or None where its modules have to be called.
+def fused_memora_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, RecurrentState] | None:
+    """The output (B, T, M) and the state after a `RecurrentLayer` with Memora's blocks.
 
-    Args:
-        layer: a `RecurrentLayer` with Memora's blocks.
-        hidden: (B, T, M).
-        inputs: `LayerInputs`.
+    None where its modules have to be called.
     """
     block, mlp = layer.recurrent_block, layer.mlp
     unit, norms = block.recurrent_unit, (layer.recurrent_norm, layer.mlp_norm)
@@ -26,7 +23,7 @@ def fused_memora_layer(layer: nn.Module, hidden: torch.Tensor, inputs) -> tuple[
         *(unit.recurrence_gate, unit.input_gate, unit.input_projection, block.gate_proj, block.out_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
-    family = layer_kernel("memora", hidden, inputs, LayerParts((unit,), unit, norms, maps, (unit.nu,)))
+    family = layer_kernel("memora_layer_cpu", hidden, inputs, LayerParts((unit,), unit, norms, maps, (unit.nu,)))
     if family is None:
         return None
     matrices = [linear.weight for linear in maps]

@@ -4,8 +4,7 @@ In the order of the paper's section: the gated recurrent block, the gated MLP, t
 without parameters.
 """
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.gated_norm import gated_norm
 from ..block.linear_maps import linear_map, linear_maps
@@ -32,7 +31,7 @@ class MemoraRecurrentBlock(nn.Module):
         self.recurrent_unit = unit
         self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+    def forward(self, hidden: Tensor, inputs: LayerInputs) -> tuple[Tensor, RecurrentState]:
         gate = linear_map(self.gate_proj, hidden)
         recurrent, final_state = self.recurrent_unit(
             hidden, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
@@ -43,8 +42,8 @@ class MemoraRecurrentBlock(nn.Module):
         return output, {"recurrent": final_state}
 
     def fused_layer(
-        self, layer: nn.Module, hidden: torch.Tensor, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, layer: nn.Module, hidden: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, RecurrentState] | None:
         """The whole layer of this block and a [`MemoraMLP`] as one kernel, where there is one for its inputs."""
         if not (is_plain_layer(self, MemoraRecurrentBlock) and is_plain_layer(layer.mlp, MemoraMLP)):
             return None
@@ -62,7 +61,7 @@ class MemoraMLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         gate, value = linear_maps(hidden, self.gate_proj, self.up_proj)
         output = linear_map(self.down_proj, gated_norm(gate, value, self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
@@ -23,7 +23,7 @@ _MOST_SHIFTS = 24
 _GAUSSIAN_REACH = 8.6
 
 
-def clip(positions: torch.Tensor, receptive_field: int) -> torch.Tensor:
+def clip(positions: Tensor, receptive_field: int) -> Tensor:
     """Positions clipped to [0, Γ], with the gradient of unclipped ones, so that a position outside can return."""
     return positions + (positions.clamp(0, receptive_field) - positions).detach()
 
@@ -34,7 +34,7 @@ def _fast_length(length: int) -> int:
     return -(-length // unit) * unit
 
 
-def causal_convolution(signal: torch.Tensor, kernel: torch.Tensor, skip: int = 0) -> torch.Tensor:
+def causal_convolution(signal: Tensor, kernel: Tensor, skip: int = 0) -> Tensor:
     """Depthwise convolution of (B, T, M) with a kernel (n, M) by Fourier transforms: outputs `skip` … T-1.
 
     The signal is zero before its start; only the first `skip` ≤ n-1 outputs, which are not returned, may be wrong.
@@ -60,13 +60,8 @@ class DelayConvolution(nn.Module):
     given state unchanged. A block with few lags adds shifted inputs. Otherwise Fourier transforms convolve the dense
     kernel, and each episode that starts inside the block separately, so that nothing crosses a reset.
 
-    Args:
-        channels: M.
-        positions: p_0 … p_{K-1} in [0, Γ], integers; with learned spacings the initial positions, real numbers.
-        receptive_field: Γ; learned positions are clipped to [0, Γ].
-        learned: positions are parameters, one for each tap and channel.
-        uniform: initial learned positions are drawn from [0, Γ].
-        interpolation_width: σ of the Gaussian around a learned position.
+    Learned positions, one for each tap and channel, are clipped to [0, Γ]; they start at `positions`, or uniformly.
+    Fixed positions are integers. `interpolation_width` is σ of the Gaussian around a learned one.
     """
 
     no_weight_decay = ("positions",)  # decay would pull the taps towards the current step
@@ -105,7 +100,7 @@ class DelayConvolution(nn.Module):
             start = torch.tensor(self.initial_positions, dtype=self.positions.dtype, device=self.positions.device)
             copy_values(self.positions, start.unsqueeze(1).expand_as(self.positions))
 
-    def taps(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def taps(self) -> tuple[Tensor, Tensor]:
         """Lags and weights of all taps, both (lags, M); the kernel is their sum, k_n = Σ_j weight_j with lag_j = n."""
         weight = upcast(self.weight)
         if not self.learned:
@@ -120,28 +115,18 @@ class DelayConvolution(nn.Module):
         lags = lags.clamp(0, self.receptive_field)
         return lags.flatten(0, 1), (weight * gaussian * inside).flatten(0, 1)
 
-    def kernel(self) -> torch.Tensor:
+    def kernel(self) -> Tensor:
         """k_0 … k_Γ, (Γ+1, M)."""
         lags, weights = self.taps()
         return weights.new_zeros(self.receptive_field + 1, weights.shape[1]).scatter_add(0, lags, weights)
 
     def forward(
-        self,
-        inputs: torch.Tensor,
-        buffer: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a block.
+        self, inputs: Tensor, buffer: Tensor, reset_mask: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, M) of inputs (B, T, M), and the buffer (B, Γ, M) after the last real step.
 
-        Args:
-            inputs: (B, T, M).
-            buffer: (B, Γ, M), the inputs before the block, oldest first; zero where another episode ended.
-            reset_mask: (B, T) bool.
-            lengths: (B,), how many of the T steps are real; None for all.
-
-        Returns:
-            The output (B, T, M) and the buffer after the last real step, (B, Γ, M).
+        `buffer` are the inputs before the block, oldest first, zero where another episode ended; `lengths` (B,) are
+        the numbers of real steps, None for all.
         """
         history = self.receptive_field
         if inputs.shape[1] == 1:
@@ -156,7 +141,7 @@ class DelayConvolution(nn.Module):
         padded = torch.cat([buffer, inputs.to(buffer.dtype)], dim=1)
         return output, last_inputs(padded, history, lengths, episode)
 
-    def _step(self, inputs: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    def _step(self, inputs: Tensor, buffer: Tensor) -> Tensor:
         lags, weights = self.taps()
         now = lags == 0
         output = inputs * (weights * now).sum(0).to(inputs.dtype)
@@ -166,13 +151,7 @@ class DelayConvolution(nn.Module):
         past = buffer.gather(1, offsets.expand(inputs.shape[0], -1, -1)).masked_fill(now, 0)
         return output + (past * weights).sum(1, keepdim=True).to(inputs.dtype)
 
-    def _block(
-        self,
-        inputs: torch.Tensor,
-        buffer: torch.Tensor,
-        reset_mask: torch.Tensor | None,
-        episode: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _block(self, inputs: Tensor, buffer: Tensor, reset_mask: Tensor | None, episode: Tensor | None) -> Tensor:
         padded = torch.cat([buffer, inputs], dim=1)
         if self.learned:
             lags, weights = range(self.receptive_field + 1), None
@@ -194,14 +173,14 @@ class DelayConvolution(nn.Module):
         output = causal_convolution(padded, kernel, self.receptive_field)
         return _replace_later_episodes(output, inputs, reset_mask, kernel)
 
-    def _masked_windows(self, padded: torch.Tensor, episode: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    def _masked_windows(self, padded: Tensor, episode: Tensor, kernel: Tensor) -> Tensor:
         size = self.receptive_field + 1
         episode = episode.unfold(1, size, 1)
         windows = padded.unfold(1, size, 1).masked_fill((episode != episode[..., -1:]).unsqueeze(2), 0)
         return (windows * kernel.flip(0).t().to(windows.dtype)).sum(-1)
 
 
-def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
+def _replace_later_episodes(output, inputs, reset_mask, kernel) -> Tensor:
     """The output with every episode that starts after the first step convolved separately.
 
     Episodes of similar length run together, padded to a power of two, so that all of them cost little more than the

@@ -6,8 +6,7 @@ convolution it is the paper's minGRU, without the recurrence its TCN. M is the m
 
 from typing import NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -44,7 +43,7 @@ class MgradeMLP(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.down_proj = nn.Linear(width, config.hidden_size) if config.mlp_layers == 2 else nn.Identity()
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         return linear_map(self.down_proj, self.activation(linear_map(self.up_proj, hidden)))
 
 
@@ -70,7 +69,7 @@ class MgradeLayer(GradientCheckpointingLayer):
             self.mlp = MgradeMLP(config)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.layer_norm else nn.Identity()
 
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+    def forward(self, hidden: Tensor, inputs: LayerInputs) -> tuple[Tensor, RecurrentState]:
         state = {}
         if self.convolution is not None:
             hidden, state["convolution"] = self.convolution(

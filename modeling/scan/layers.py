@@ -21,15 +21,7 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """h_t = exp(Δ_t a) ∘ h_{t-1} + Δ_t b_t x_t, y_t = c_t · h_t, of Mamba (Gu and Dao 2024, section 3), as one scan.
 
-    Args:
-        inputs, time_step: x and Δ (B,T,C).
-        a: (C,N).
-        b, c: (B,T,N).
-        initial_state: (B,C,N); zeros when None.
-        reset_mask: bool (B,T), as in [`linear_scan`].
-
-    Returns:
-        y (B,T,C) and the final state (B,C,N).
+    x and Δ are (B,T,C), a (C,N), b and c (B,T,N), the initial state (B,C,N). Returns y (B,T,C) and the final state.
     """
     decay = torch.exp(time_step.unsqueeze(-1) * a)
     added = (time_step * inputs).unsqueeze(-1) * b.unsqueeze(2)

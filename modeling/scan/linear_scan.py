@@ -24,7 +24,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..block.tensor_checks import check_tensor
+from ..block.tensor_checks import PLAIN_TENSORS, check_tensor
 from .torch_scan import torch_scan_backward, torch_scan_forward
 
 # Backends in modules of their own: name -> (module, how to install it). A module offers scan_forward, scan_backward
@@ -127,6 +127,10 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     given = {name: tensor for name, tensor in given.items() if tensor is not None or name in "ab"}
     for name, tensor in given.items():
         check_tensor(name, tensor)
+        if name != "reset_mask" and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
+        if tensor.device != a.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
     if a.dim() != 3:
         raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
     if b.shape != a.shape:
@@ -134,9 +138,6 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     batch, steps, width = a.shape
     if steps < 1 or batch < 1 or width < 1:
         raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")
-    for name, tensor in given.items():
-        if name != "reset_mask" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
     if initial_state is not None:
         if initial_state.shape != (batch, width):
             raise ValueError(
@@ -151,13 +152,9 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
             raise ValueError(
                 f"reset_mask has shape {tuple(reset_mask.shape)}; it must be (batch, steps) = {(batch, steps)}"
             )
-    for name, tensor in given.items():
-        if tensor.device != a.device:
-            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Choosing a backend
+# ---- Choosing a backend ----
 
 
 @cache
@@ -209,8 +206,7 @@ def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tenso
     return takes_single_steps(a.numel(), reset_mask is not None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Plain torch
+# ---- Plain torch ----
 
 
 def _single_step(
@@ -227,8 +223,7 @@ def _single_step(
 _TORCH_BACKEND = SimpleNamespace(scan_forward=torch_scan_forward, scan_backward=torch_scan_backward)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Autograd, the compiler and function transforms
+# ---- Autograd, the compiler and function transforms ----
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
@@ -306,8 +301,7 @@ def _is_recorded() -> bool:
 
 def _is_plain(*tensors: Tensor | None) -> bool:
     """True where all tensors hold numbers: not fake, not on the meta device, no subclass."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return all(t is None or (type(t) in plain and t.device.type != "meta") for t in tensors)
+    return all(t is None or (type(t) in PLAIN_TENSORS and t.device.type != "meta") for t in tensors)
 
 
 def _operator_forward(

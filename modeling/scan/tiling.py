@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-import torch
+from torch import Tensor
+
+from ..block.tensor_checks import is_traced
 
 # Elements of a tile. Half a dozen tensors are in use at a time; smaller tiles cost more calls than cache misses.
 CPU_TILE_ELEMENTS = 1 << 17
@@ -10,7 +12,7 @@ CPU_TILE_ELEMENTS = 1 << 17
 RECOMPUTED_ELEMENTS = 1 << 19
 
 
-def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors of one shape (…, width), cut alike: views (n, width) where they are contiguous.
 
     Small tensors and tensors on other devices are not cut.
@@ -23,10 +25,6 @@ def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     yield from zip(*(tensor.reshape(-1, tensor.shape[-1]).split(size) for tensor in tensors), strict=True)
 
 
-def should_recompute(tensor: torch.Tensor) -> bool:
-    """True where a hand-written backward pass that recomputes intermediate results is better than autograd's.
-
-    Never for a compiler and torch.func, which need plain operations.
-    """
-    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return not plain and tensor.numel() > RECOMPUTED_ELEMENTS
+def should_recompute(tensor: Tensor) -> bool:
+    """True where a hand-written backward pass that recomputes intermediate results is better than autograd's."""
+    return not is_traced() and tensor.numel() > RECOMPUTED_ELEMENTS

@@ -1,8 +1,5 @@
 """The linear scan in plain torch: what `linear_scan(backend="torch")` runs, with a hand-written backward pass.
 
-Many channels run one fused operation per step; few channels and many steps run in blocks that fit the cache, each cut
-into chunks that advance side by side.
-
 Shape letters: B streams or batch, T steps, S state width.
 """
 

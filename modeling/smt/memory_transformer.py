@@ -7,21 +7,20 @@ token, Tf future.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..block.linear_maps import linear_map
-from ..block.recurrent_blocks import Contraction, resets_itself
+from ..block.recurrent_blocks import Contraction, resets_itself, rms_norm
 from ..block.recurrent_state import state_dtype, upcast
-from ..block.rms_norm import rms_norm
 from ..units.recurrent_unit import lecun_std
 from .configuration_smt import SmtConfig
 
-Rotary = tuple[torch.Tensor, torch.Tensor]
+Rotary = tuple[Tensor, Tensor]
 
 
-def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
+def rotary_tables(config: SmtConfig, length: int, like: Tensor) -> Rotary:
     """Cosine and signed sine, (T, 1, head width), of positions 0 … T-1; in the type and on the device of `like`.
 
     Attention depends on differences of positions only.
@@ -35,13 +34,13 @@ def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
     return tuple(table.unsqueeze(1).to(like.dtype) for table in tables)
 
 
-def rotate(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     """Turn each pair (i, i + half) of (B, T, heads, head width) by the angle of its position."""
     cos, sin = (table.to(heads.dtype) for table in rotary)
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 
 
-def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
+def normalize_memory(memory: Tensor, config: SmtConfig) -> Tensor:
     """A memory (…, Z, D) in the type of states, with every token at RMS 1 if `config.memory_norm` is set."""
     memory = upcast(memory)
     if not config.memory_norm:
@@ -65,8 +64,8 @@ class MemoryAttention(nn.Module):
         self.o_proj = Contraction(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
-    ) -> torch.Tensor:
+        self, hidden: Tensor, rotary: Rotary, key_mask: Tensor | None, causal: bool, num_outputs: int
+    ) -> Tensor:
         length, start = hidden.shape[1], hidden.shape[1] - num_outputs
         query = self._split(linear_map(self.q_proj, hidden[:, start:]))
         key, value = (self._split(tensor) for tensor in linear_map(self.kv_proj, hidden).chunk(2, dim=-1))
@@ -82,7 +81,7 @@ class MemoryAttention(nn.Module):
         )
         return linear_map(self.o_proj, attended.transpose(1, 2).flatten(2))
 
-    def _split(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _split(self, tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1))
 
 
@@ -94,7 +93,7 @@ class MemoryMLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         return linear_map(self.down_proj, nn.functional.gelu(linear_map(self.up_proj, hidden)))
 
 
@@ -109,8 +108,8 @@ class MemoryTransformerBlock(nn.Module):
         self.mlp = MemoryMLP(config)
 
     def forward(
-        self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
-    ) -> torch.Tensor:
+        self, hidden: Tensor, rotary: Rotary, key_mask: Tensor | None, causal: bool, num_outputs: int
+    ) -> Tensor:
         attended = self.attention(rms_norm(self.attention_norm, hidden), rotary, key_mask, causal, num_outputs)
         hidden = hidden[:, hidden.shape[1] - num_outputs :] + attended
         return hidden + self.mlp(rms_norm(self.mlp_norm, hidden))
@@ -139,23 +138,16 @@ class MemoryTransformer(nn.Module):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Tensor,
         rotary: Rotary,
-        key_mask: torch.Tensor | None = None,
+        key_mask: Tensor | None = None,
         num_outputs: int | None = None,
         output_hidden_states: bool = False,
-    ) -> list[torch.Tensor]:
-        """Run the layers.
+    ) -> list[Tensor]:
+        """The outputs (B, `num_outputs`, M) of the last layer, or of all with `output_hidden_states`.
 
-        Args:
-            hidden: (B, T, M).
-            rotary: tables of T positions.
-            key_mask: (B, T) bool, false where a position is hidden; not for a causal stack.
-            num_outputs: number of last positions that the last layer computes; all by default.
-            output_hidden_states: return the outputs of all layers, not only of the last one.
-
-        Returns:
-            (B, `num_outputs`, M) for each of these layers.
+        `key_mask` (B, T) is false where a position is hidden, not for a causal stack. The last layer computes the last
+        `num_outputs` positions, by default all.
         """
         length = hidden.shape[1]
         num_outputs = length if num_outputs is None else num_outputs
@@ -182,18 +174,12 @@ class MemoryDecoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(
-        self, memory: torch.Tensor, embeds: torch.Tensor | None = None, output_hidden_states: bool = False
-    ) -> list[torch.Tensor]:
-        """Decode the continuation of a memory.
+        self, memory: Tensor, embeds: Tensor | None = None, output_hidden_states: bool = False
+    ) -> list[Tensor]:
+        """Decode the continuation of a memory (B, Z, D), and the embedded tokens after it (B, Tf, M), if any.
 
-        Args:
-            memory: (B, Z, D).
-            embeds: (B, Tf, M), the tokens after it; none by default.
-            output_hidden_states: return the outputs of all layers, not only of the last one.
-
-        Returns:
-            Outputs of these layers at the last memory token and at the tokens, (B, 1 + Tf, M), the last one after
-            the final norm: position i has seen the memory and the first i tokens.
+        Returns the outputs (B, 1 + Tf, M) of the last layer, or of all, at the last memory token and at the tokens:
+        position i has seen the memory and the first i tokens. The last one is after the final norm.
         """
         hidden = self.memory_proj(memory.to(self.norm.weight.dtype))
         if embeds is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..block.block_inputs import Padding
@@ -44,11 +44,11 @@ class TransformerUpdate(nn.Module):
         # Gradient checkpointing recomputes whole runs of steps here.
         self.transformer = MemoryTransformer(config, config.num_hidden_layers, block_class=MemoryTransformerBlock)
 
-    def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
+    def prepare(self, embeds: Tensor) -> tuple[Tensor, Rotary]:
         """The part without the memory, for all steps at once: inputs (…, M) and the tables of positions."""
         return embeds, rotary_tables(self.config, self.config.num_memory_tokens + 1, embeds)
 
-    def forward(self, memory: torch.Tensor, inputs: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    def forward(self, memory: Tensor, inputs: Tensor, rotary: Rotary) -> Tensor:
         hidden = self.memory_in(memory)
         hidden = torch.cat([hidden, inputs.unsqueeze(1).to(hidden.dtype)], dim=1)
         return self.memory_out(self.transformer(hidden, rotary)[-1][:, :-1])
@@ -72,11 +72,11 @@ class MlpUpdate(nn.Module):
         self.norms = nn.ModuleList([nn.RMSNorm(width, eps=config.norm_eps) for _ in range(config.num_hidden_layers)])
         self.out_proj = nn.Linear(width, flat, bias=False)
 
-    def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def prepare(self, embeds: Tensor) -> tuple[Tensor, None]:
         """The part without the memory, for all steps at once: the inputs' share of the first map, (…, width)."""
         return self.input_proj(embeds), None
 
-    def forward(self, memory: torch.Tensor, inputs: torch.Tensor, _: None) -> torch.Tensor:
+    def forward(self, memory: Tensor, inputs: Tensor, _: None) -> Tensor:
         hidden = self.memory_proj(memory.flatten(1)) + inputs
         hidden = nn.functional.gelu(self.norms[0](hidden))
         for projection, norm in zip(self.hidden_proj, self.norms[1:], strict=True):
@@ -92,11 +92,11 @@ class GruUpdate(nn.Module):
         widths = [config.hidden_size] + [config.memory_size] * (config.num_memory_tokens - 1)
         self.cells = nn.ModuleList([nn.GRUCell(width, config.memory_size) for width in widths])
 
-    def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def prepare(self, embeds: Tensor) -> tuple[Tensor, None]:
         """The part without the memory: the inputs."""
         return embeds, None
 
-    def forward(self, memory: torch.Tensor, inputs: torch.Tensor, _: None) -> torch.Tensor:
+    def forward(self, memory: Tensor, inputs: Tensor, _: None) -> Tensor:
         tokens = []
         for cell, token in zip(self.cells, memory.unbind(1), strict=True):
             inputs = cell(inputs, token)
@@ -135,9 +135,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
     def layer_layout(self) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.num_memory_tokens, self.config.memory_size)}
 
-    def update(
-        self, memory: torch.Tensor, input_ids: torch.LongTensor, ngrams: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def update(self, memory: Tensor, input_ids: torch.LongTensor, ngrams: Tensor | None = None) -> Tensor:
         """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D).
 
         The new memory has the type of states. `ngrams` (…, largest order - 1) is that part of the states before, for a
@@ -157,11 +155,11 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
 
     def unroll(
         self,
-        memory: torch.Tensor,
+        memory: Tensor,
         input_ids: torch.LongTensor,
-        reset_mask: torch.Tensor | None = None,
-        ngrams: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        reset_mask: Tensor | None = None,
+        ngrams: Tensor | None = None,
+    ) -> Tensor:
         """Step by step from `memory` (B, Z, D) through `input_ids` (B, T): the memory after each, (B, T, Z, D).
 
         `reset_mask` (B, T) bool is true where the memory is set to zero first; `ngrams` is as for [`update`]. With
@@ -177,7 +175,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
             reset_mask = check_mask("reset_mask", reset_mask, *input_ids.shape).bool()
         return self._unroll(memory, self._embed(input_ids, ngrams, reset_mask), reset_mask, None)[0]
 
-    def readout_states(self, memory: torch.Tensor) -> torch.Tensor:
+    def readout_states(self, memory: Tensor) -> Tensor:
         """The input of the head, (…, M), from memories (…, Z, D)."""
         self._check_memory(memory)
         return self.decoder(memory.flatten(0, -3))[-1].view(*memory.shape[:-2], -1)
@@ -192,9 +190,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         hidden_states = [hidden, *(output.view(*hidden.shape[:2], -1) for output in outputs)]
         return hidden_states[-1][:, kept], new_state, hidden_states
 
-    def _embed(
-        self, input_ids: torch.Tensor, ngrams: torch.Tensor | None, reset_mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _embed(self, input_ids: Tensor, ngrams: Tensor | None, reset_mask: Tensor | None = None) -> Tensor:
         """The inputs (B, T, M) of a block after the last bytes `ngrams`."""
         state = {}
         if self.embed_ngrams is not None:
@@ -203,18 +199,18 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
             check_state(state, {NGRAMS: zeros.shape}, input_ids.device)
         return self.embed_inputs(input_ids, state, reset_mask).hidden
 
-    def _check_memory(self, memory: torch.Tensor) -> None:
+    def _check_memory(self, memory: Tensor) -> None:
         shape = (self.config.num_memory_tokens, self.config.memory_size)
         if memory.dim() < 3 or memory.shape[-2:] != shape:
             raise ValueError(f"`memory` has shape {tuple(memory.shape)}; it must be (…, {shape[0]}, {shape[1]}).")
 
-    def _step(self, memory: torch.Tensor, inputs: torch.Tensor, constants: Rotary | None) -> torch.Tensor:
+    def _step(self, memory: Tensor, inputs: Tensor, constants: Rotary | None) -> Tensor:
         memory = self.memory_update(memory.to(inputs.dtype), inputs, constants)
         return normalize_memory(memory, self.config)
 
     def _unroll(
-        self, memory: torch.Tensor, embeds: torch.Tensor, reset_mask: torch.Tensor | None, padded: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, memory: Tensor, embeds: Tensor, reset_mask: Tensor | None, padded: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The memories after every step (B, T, Z, D), unchanged where `padded` (B, T) is true, and after the last."""
         inputs, constants = self.memory_update.prepare(embeds)
         memory = memory.to(state_dtype(inputs.dtype))
@@ -235,7 +231,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
             chunks.append(memories)
         return torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0], memory
 
-    def _unroll_chunk(self, memory, inputs, reset_mask, padded, constants) -> tuple[torch.Tensor, torch.Tensor]:
+    def _unroll_chunk(self, memory, inputs, reset_mask, padded, constants) -> tuple[Tensor, Tensor]:
         memories = []
         for step in range(inputs.shape[1]):
             if reset_mask is not None:
@@ -251,23 +247,21 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
 
     backbone_class = SmtRnnModel
 
-    def update(
-        self, memory: torch.Tensor, input_ids: torch.LongTensor, ngrams: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D)."""
+    def update(self, memory: Tensor, input_ids: torch.LongTensor, ngrams: Tensor | None = None) -> Tensor:
+        """See [`SmtRnnModel.update`]."""
         return self.model.update(memory, input_ids, ngrams)
 
     def unroll(
         self,
-        memory: torch.Tensor,
+        memory: Tensor,
         input_ids: torch.LongTensor,
-        reset_mask: torch.Tensor | None = None,
-        ngrams: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        reset_mask: Tensor | None = None,
+        ngrams: Tensor | None = None,
+    ) -> Tensor:
         """The memory (B, T, Z, D) after each of `input_ids` (B, T). See [`SmtRnnModel.unroll`]."""
         return self.model.unroll(memory, input_ids, reset_mask, ngrams)
 
-    def readout(self, memory: torch.Tensor) -> torch.Tensor:
+    def readout(self, memory: Tensor) -> Tensor:
         """Logits (…, V) of the output that follows each memory (…, Z, D)."""
         return self.compute_logits(self.model.readout_states(memory))
 

@@ -9,7 +9,7 @@ Shape letters: B batch, Tc context, Tf future, M model width, V vocabulary, Z me
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -38,9 +38,9 @@ class SmtTeacherOutput(ModelOutput):
         memory: (B, Z, D).
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    memory: torch.Tensor | None = None
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    memory: Tensor | None = None
 
 
 class MemoryEncoder(nn.Module):
@@ -53,7 +53,7 @@ class MemoryEncoder(nn.Module):
         self.transformer = MemoryTransformer(config, config.num_encoder_layers)
         self.memory_proj = width_map(config.hidden_size, config.memory_size)
 
-    def forward(self, embeds: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Embeddings (B, Tc, M) and mask (B, Tc) → the memory (B, Z, D)."""
         registers = self.registers.weight.to(embeds.dtype).expand(len(embeds), -1, -1)
         hidden = torch.cat([embeds, registers], dim=1)
@@ -87,7 +87,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         init_memory_weights(module, self.config)
 
-    def encode(self, input_ids: torch.LongTensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def encode(self, input_ids: torch.LongTensor, attention_mask: Tensor | None = None) -> Tensor:
         """The memory (B, Z, D) of every context, in the type of states.
 
         Args:
@@ -105,7 +105,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
             _check_left_padding(attention_mask)
         return self.encoder(embeds, attention_mask)
 
-    def decode(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
+    def decode(self, memory: Tensor, input_ids: torch.LongTensor) -> Tensor:
         """Logits (B, Tf, V): those at i predict y_{t+i} from the memory m_t and the inputs x_{t+1} … x_{t+i}.
 
         Args:
@@ -125,7 +125,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
     def forward(
         self,
         context_ids: torch.LongTensor,
-        context_mask: torch.Tensor | None = None,
+        context_mask: Tensor | None = None,
         future_ids: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
         return_dict: bool | None = None,
@@ -157,12 +157,12 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
         output = SmtTeacherOutput(loss=loss, logits=logits, memory=memory)
         return output if return_dict else output.to_tuple()
 
-    def _embed(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, name: str, ids: Tensor) -> Tensor:
         check_token_ids(name, ids, self.config.vocab_size)
         return self.embed_tokens(ids)
 
 
-def _check_left_padding(attention_mask: torch.Tensor) -> None:
+def _check_left_padding(attention_mask: Tensor) -> None:
     if attention_mask.is_cpu and has_values(attention_mask):
         late = (attention_mask[:, :-1] != 0) & (attention_mask[:, 1:] == 0)
         if late.any():

@@ -11,14 +11,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import is_
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import is_plain_layer
 from .captured_step import capturing, copies_of, warm_up
 from .module_watch import is_plain_module
 
@@ -31,22 +31,17 @@ _active_training = threading.local()
 class _Recording(NamedTuple):
     """Static tensors of a capture, and the two functions that replay on them."""
 
-    results: list[torch.Tensor]  # the output, then the new state
-    grad_output: torch.Tensor
-    grads: list[torch.Tensor | None]  # of the tensors that need one, in their order
+    results: list[Tensor]  # the output, then the new state
+    grad_output: Tensor
+    grads: list[Tensor | None]  # of the tensors that need one, in their order
     forward: Callable[[], None]
     backward: Callable[[], None]
 
 
-def _record_block(run: Callable[[], list[torch.Tensor]], wanted: list[torch.Tensor]) -> _Recording:
-    """Capture `run` and the gradients of its first result.
+def _record_block(run: Callable[[], list[Tensor]], wanted: list[Tensor]) -> _Recording:
+    """Capture `run`, on static tensors, and the gradients of its first result by the `wanted` tensors."""
 
-    Args:
-        run: the forward pass on static tensors.
-        wanted: the static tensors and parameters whose gradients are needed.
-    """
-
-    def differentiate(output: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor | None]:
+    def differentiate(output: Tensor, grad: Tensor) -> list[Tensor | None]:
         return [*torch.autograd.grad(output, wanted, grad, allow_unused=True)]
 
     def run_both() -> None:
@@ -86,28 +81,16 @@ class _Replay(torch.autograd.Function):
 class CapturedBlock:
     """The layers of one model for one kind of block ([`CapturedTraining`] chooses it)."""
 
-    def __init__(self, model: nn.Module):
-        self.parameters = [*model.parameters()]
-        self.addresses = self._addresses()
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters = parameters
         self.blocks = self.turn = 0
         self.recording: _Recording | None = None
         self.failed = False
         self.last: Callable[[], object | None] = lambda: None  # the output of the last replay, if anything holds it
 
-    def _addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self.parameters]
-
-    def is_current(self, parameters: list[nn.Parameter]) -> bool:
-        """False once weights were replaced, or moved to other memory."""
-        return (
-            len(parameters) == len(self.parameters)
-            and self._addresses() == self.addresses
-            and all(map(is_, parameters, self.parameters))
-        )
-
     def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+    ) -> tuple[Tensor, RecurrentState] | None:
         """The output (B, T, M) and the new state; None where the layers have to run without a graph."""
         self.blocks += 1
         if self.recording is None and not self.failed and self.blocks > _BLOCKS_BEFORE:
@@ -122,13 +105,13 @@ class CapturedBlock:
         self.last = weakref.ref(output.grad_fn)
         return output, dict(zip(self.names, parts, strict=True))
 
-    def replay_forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def replay_forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Copies of the results for these inputs."""
         self.inputs[0].detach().copy_(hidden)
         self.recording.forward()
         return tuple(copies_of(self.recording.results))
 
-    def replay_backward(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
+    def replay_backward(self, grad: Tensor) -> list[Tensor | None]:
         """Copies of the gradients of the hidden states and all parameters."""
         self.recording.grad_output.copy_(grad)
         self.recording.backward()
@@ -138,21 +121,22 @@ class CapturedBlock:
         wanted = iter(None if grad is None else next(copies) for grad in self.recording.grads)
         return [next(wanted) if needed else None for needed in self.needs_grad]
 
-    def _capture(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> None:
+    def _capture(self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None) -> None:
         """Capture both passes; after a failure, never try again."""
         self.names = [*state]
         given = [hidden, *state.values(), *([] if reset_mask is None else [reset_mask])]
         self.inputs = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
         self.inputs[0].requires_grad_(hidden.requires_grad)
         # The same memory: gradients of the parameters themselves may belong to a stream that cannot be captured.
-        weights = {f"model.{name}": _alias(parameter) for name, parameter in model.named_parameters()}
+        weights = {
+            f"model.{name}": nn.Parameter(parameter.detach(), parameter.requires_grad)
+            for name, parameter in model.named_parameters()
+        }
         self.needs_grad = [tensor.requires_grad for tensor in (self.inputs[0], *weights.values())]
         wanted = [tensor for tensor in (self.inputs[0], *weights.values()) if tensor.requires_grad]
         layers = _Layers(model)
 
-        def run() -> list[torch.Tensor]:
+        def run() -> list[Tensor]:
             hidden, *rest = self.inputs
             parts, resets = rest[: len(self.names)], rest[-1] if reset_mask is not None else None
             state = dict(zip(self.names, parts, strict=True))
@@ -177,10 +161,6 @@ class _Layers(nn.Module):
 
     def forward(self, hidden, state, reset_mask):
         return self.model.read_layers(hidden, state, reset_mask)[:2]
-
-
-def _alias(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach(), parameter.requires_grad)
 
 
 class CapturedTraining:
@@ -209,24 +189,24 @@ class CapturedTraining:
             _active_training.training = before
 
     def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+    ) -> tuple[Tensor, RecurrentState] | None:
         """See [`CapturedBlock.run`]."""
         parameters = [*model.parameters()]
         key = (
             hidden.dtype, hidden.shape, hidden.device, hidden.requires_grad, reset_mask is None,
             *((name, part.dtype, part.shape) for name, part in state.items()),
-            *(parameter.requires_grad for parameter in parameters),
+            *((id(parameter), parameter.data_ptr(), parameter.requires_grad) for parameter in parameters),
             torch.is_autocast_enabled(hidden.device.type), torch.get_autocast_dtype(hidden.device.type),
         )  # fmt: skip
-        if self.block is None or key != self.key or not self.block.is_current(parameters):
+        if self.block is None or key != self.key:
             if self.block is not None and self.block.last() is not None:
                 return None
-            self.key, self.block = key, CapturedBlock(model)
+            self.key, self.block = key, CapturedBlock(parameters)
         return self.block.run(model, hidden, state, reset_mask)
 
 
-def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> bool:
+def _may_replay(model: nn.Module, hidden: Tensor, state: RecurrentState) -> bool:
     return (
         torch.is_grad_enabled()
         and hidden.device.type in _DEVICES
@@ -241,27 +221,17 @@ def _may_replay(model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -
 
 
 def _is_replayed_as_it_stands(module: nn.Module) -> bool:
-    return (
-        is_plain_module(module)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        and not (module._backward_hooks or module._backward_pre_hooks)
-        and all(type(parameter) is nn.Parameter for parameter in module._parameters.values() if parameter is not None)
-    )
+    parameters = (parameter for parameter in module._parameters.values() if parameter is not None)
+    is_plain = is_plain_module(module) and is_plain_layer(module, type(module))
+    return is_plain and all(type(parameter) is nn.Parameter for parameter in parameters)
 
 
 def run_captured_block(
-    model: nn.Module, hidden: torch.Tensor, state: RecurrentState, reset_mask: torch.Tensor | None
-) -> tuple[torch.Tensor, RecurrentState] | None:
-    """The layers of a training block from CUDA graphs; not to be called while torch compiles.
+    model: nn.Module, hidden: Tensor, state: RecurrentState, reset_mask: Tensor | None
+) -> tuple[Tensor, RecurrentState] | None:
+    """The output (B, T, M) and the layers' new state of a training block, from CUDA graphs.
 
-    Args:
-        model: with `read_layers`.
-        hidden: (B, T, M), the embedded inputs.
-        state: before the block, with the layers' parts.
-        reset_mask: (B, T) bool, or None.
-
-    Returns:
-        The output (B, T, M) and the layers' new state, or None where the layers have to run themselves.
+    None where the layers have to run themselves. Not to be called while torch compiles.
     """
     training = getattr(_active_training, "training", None)
     if training is None or training.model() is not model or not _may_replay(model, hidden, state):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.recurrent_state import RecurrentState, check_state
 from .module_watch import is_plain_module
@@ -50,16 +50,14 @@ def warm_up(run: Callable[[], object]) -> None:
     current.wait_stream(aside)
 
 
-def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def copies_of(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of a graph's results, which it will write to again."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
     torch._foreach_copy_(copies, tensors)
     return copies
 
 
-def _record(
-    step: Callable[[], list[torch.Tensor]], device: torch.device
-) -> tuple[list[torch.Tensor], Callable[[], None]]:
+def _record(step: Callable[[], list[Tensor]], device: torch.device) -> tuple[list[Tensor], Callable[[], None]]:
     """The tensors that hold the results of `step`, and a function that runs it again."""
     with torch.cuda.device(device):
         warm_up(step)
@@ -72,34 +70,32 @@ def _record(
 class CapturedStep:
     """The step of one model for one shape of inputs, captured after a few steps without a graph."""
 
-    def __init__(self, model: nn.Module, hidden: torch.Tensor, weights: str | None = None):
+    def __init__(self, model: nn.Module, hidden: Tensor, weights: str | None = None):
         self.wanted = all(map(is_plain_module, model.modules()))
         self.steps = 0
         self.names: list[str] = []
-        self.inputs: list[torch.Tensor] = []
-        self.results: list[torch.Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.results: list[Tensor] = []
         self.replay: Callable[[], None] | None = None
         self.lock = threading.Lock()
 
     @staticmethod
-    def is_supported(model: nn.Module, hidden: torch.Tensor) -> bool:
+    def is_supported(model: nn.Module, hidden: Tensor) -> bool:
         """True for embedded inputs of a model of layers."""
         return hidden.is_floating_point() and hasattr(model, "read_layers")
 
     @staticmethod
-    def accepts(hidden: torch.Tensor) -> bool:
+    def accepts(hidden: Tensor) -> bool:
         """True on the default stream: steps on concurrent ones would overwrite each other's results."""
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 
     @staticmethod
-    def key(hidden: torch.Tensor) -> tuple:
+    def key(hidden: Tensor) -> tuple:
         """Inputs with the same key share a graph."""
         return hidden.dtype, hidden.device, hidden.shape
 
-    def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+    def run(self, model: nn.Module, hidden: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
         # Copies into the graph's inputs would convert what `forward` refuses.
         shapes = {name: torch.Size((len(hidden), *shape)) for name, shape in model.layer_layout().items()}
@@ -117,10 +113,10 @@ class CapturedStep:
             hidden, *parts = copies_of(self.results)
         return hidden, dict(zip(self.names, parts, strict=True))
 
-    def _make_graph(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:
+    def _make_graph(self, model: nn.Module, hidden: Tensor, state: RecurrentState) -> None:
         """Capture the step; after a failure, never try again."""
 
-        def step() -> list[torch.Tensor]:
+        def step() -> list[Tensor]:
             hidden, *parts = self.inputs
             hidden, new_state, _ = model.read_layers(hidden, dict(zip(self.names, parts, strict=True)))
             return [hidden, *(new_state[name] for name in self.names)]

@@ -8,16 +8,16 @@ Shape letters: B streams, T steps, M model width, V vocabulary.
 
 import importlib
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from ..block.recurrent_state import RecurrentState
+from ..block.training_kernels import kernel_module
 from ..contexts.ngram_embedding import dense_bytes
 from .module_watch import check_weights
 
@@ -31,15 +31,11 @@ _MOST_SHARED_BYTES = 1 << 26
 _STEPS_BEFORE = 2
 WEIGHT_TYPES = ("bfloat16", "int8")
 _SHAPE = attrgetter("shape")
-_TENSORS = {torch.Tensor, nn.Parameter}
+_TENSORS = {Tensor, nn.Parameter}
 
 
-@cache
 def _kernel() -> ModuleType | None:
-    try:
-        return importlib.import_module("hf_recurrent.kernels.step_cpu")
-    except ImportError:
-        return None
+    return kernel_module("step_cpu")
 
 
 def kernel_for(dtype: torch.dtype) -> ModuleType | None:
@@ -51,14 +47,12 @@ def kernel_for(dtype: torch.dtype) -> ModuleType | None:
 class CompiledStep:
     """The step of one model as a program of the kernel, which any number of threads may run at once.
 
-    Args:
-        model: a backbone, whose program reads embedded inputs (B, 1, M) and gives the output after the final norm, or
-            a language model, whose program reads token ids (B, 1) and gives logits.
-        inputs: like the inputs of the step.
-        weights: the type in which the program stores large weights; None for the model's.
+    A backbone's program reads embedded inputs (B, 1, M) and gives the output after the final norm; a language model's
+    reads token ids (B, 1) and gives logits. `weights` is the type in which it stores large weights; None for the
+    model's.
     """
 
-    def __init__(self, model: nn.Module, inputs: torch.Tensor, weights: str | None = None):
+    def __init__(self, model: nn.Module, inputs: Tensor, weights: str | None = None):
         self.reads_tokens = not inputs.is_floating_point()
         backbone = model.model if self.reads_tokens else model
         self.dtype = backbone.embed_tokens.weight.dtype if self.reads_tokens else inputs.dtype
@@ -73,7 +67,7 @@ class CompiledStep:
         self._compile(model)
 
     @staticmethod
-    def is_supported(model: nn.Module, inputs: torch.Tensor) -> bool:
+    def is_supported(model: nn.Module, inputs: Tensor) -> bool:
         """True where such a step can be compiled here."""
         if inputs.is_floating_point():
             return kernel_for(inputs.dtype) is not None
@@ -81,18 +75,16 @@ class CompiledStep:
         return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
 
     @staticmethod
-    def accepts(inputs: torch.Tensor) -> bool:
+    def accepts(inputs: Tensor) -> bool:
         """True for numbers of streams of which the compiled step is the fastest."""
         return inputs.shape[0] <= _MOST_STREAMS
 
     @staticmethod
-    def key(inputs: torch.Tensor) -> torch.dtype:
+    def key(inputs: Tensor) -> torch.dtype:
         """Inputs with the same key share a program."""
         return inputs.dtype
 
-    def run(
-        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+    def run(self, model: nn.Module, inputs: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
         streams = inputs.shape[0]
         if not self._is_ready(model) or not self._matches(state, streams):
@@ -101,33 +93,23 @@ class CompiledStep:
         return None if new is None else (new.pop("output").unsqueeze(1), new)
 
     def run_chain(
-        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        self, model: nn.Module, inputs: Tensor, state: RecurrentState
+    ) -> tuple[Tensor, RecurrentState] | None:
         """T successive inputs of one stream, with the bits of single steps; most weights are read once for several.
 
-        Args:
-            model: of this step.
-            inputs: (1, T), or (1, T, M) embedded inputs.
-            state: of this stream.
-
-        Returns:
-            The outputs (1, T, …) and the states before the first input and after each, (T + 1, …), or None where plain
-            `forward` has to run.
+        Inputs are ids (1, T), or embedded, (1, T, M). Returns the outputs (1, T, …) and the states before the first
+        input and after each, (T + 1, …), or None where plain `forward` has to run.
         """
         if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
             return None
         found = self._try(model, lambda: self.program.run_chain(self._named(inputs[0]), state, inputs.shape[1]))
         return None if found is None else (found[0]["output"].unsqueeze(0), found[1])
 
-    def _named(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _named(self, inputs: Tensor) -> dict[str, Tensor]:
         return {"ids": inputs.long().contiguous()} if self.reads_tokens else {"hidden": inputs.contiguous()}
 
     def _try(self, model: nn.Module, run: Callable[[], Any]) -> Any:
-        """The result of the program, or None where plain `forward` has to run.
-
-        Raises:
-            ValueError: the memory of a weight was freed.
-        """
+        """The result of the program, or None where plain `forward` has to run."""
         kernel = _kernel()
         try:
             return run()
@@ -163,10 +145,10 @@ class CompiledStep:
         compiler = importlib.import_module("hf_recurrent.kernels.compiled_model")
         graph = importlib.import_module("hf_recurrent.kernels.step_graph")
 
-        def of_backbone(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        def of_backbone(hidden: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
             return model.read_block(hidden, state, None, None, slice(None), False)[:2]
 
-        def of_language_model(ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        def of_language_model(ids: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
             hidden, state, _ = model.model.read_embedded(model.model.embed_inputs(ids, state), state)
             return model.lm_head(hidden), state
 

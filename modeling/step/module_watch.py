@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
-from ..block.tensor_checks import check_memory, has_memory
+from ..block.tensor_checks import check_memory, has_memory, is_traced
 
 _PACKAGE = __package__.removesuffix(".step") + "."
 # In a `StepLoop`; a look takes as long as the step of a small model.
@@ -144,13 +144,8 @@ _checked: WeakKeyDictionary[nn.Module, _Storages] = WeakKeyDictionary()
 
 
 def check_weights(root: nn.Module, device: torch.device) -> None:
-    """Raise a ValueError that names the first weight of `root` whose memory was freed.
-
-    Args:
-        root: about to read inputs.
-        device: of these inputs.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or device.type == "meta":
+    """Raise a ValueError that names the first weight of `root` whose memory was freed; `device` is of its inputs."""
+    if is_traced() or device.type == "meta":
         return
     found = _checked.get(root)
     if found is not None and found.unchanged():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..block.recurrent_state import RecurrentState
 from ..block.tensor_checks import is_compiling, transforms_active
@@ -52,26 +52,19 @@ def plain_forward() -> Iterator[None]:
 
 
 def run_single_step(
-    model: nn.Module, inputs: torch.Tensor, state: RecurrentState, loop: StepLoop | None = None
-) -> tuple[torch.Tensor, RecurrentState] | None:
-    """Read one token of every stream, without gradients.
+    model: nn.Module, inputs: Tensor, state: RecurrentState, loop: StepLoop | None = None
+) -> tuple[Tensor, RecurrentState] | None:
+    """Read one token of every stream, without gradients: a backbone reads embeddings (B, 1, M), a language model ids.
 
-    Args:
-        model: a backbone, or a language model.
-        inputs: for a backbone (B, 1, M), the embedded tokens, for a language model (B, 1), their ids.
-        state: of these streams.
-        loop: of this step, of a language model.
-
-    Returns:
-        The output after the final norm (B, 1, M) or the logits (B, 1, V), and the new state, or None where plain
-        `forward` has to run.
+    Returns the output after the final norm (B, 1, M) or the logits (B, 1, V), and the new state, or None where plain
+    `forward` has to run.
     """
     step = find_single_step(model, inputs, loop)
     return None if step is None else step.run(model, inputs, state)
 
 
 def find_single_step(
-    model: nn.Module, inputs: torch.Tensor, loop: StepLoop | None = None
+    model: nn.Module, inputs: Tensor, loop: StepLoop | None = None
 ) -> CompiledStep | CapturedStep | None:
     """The fast step of `model` as it is now, for inputs like `inputs`, or None.
 
@@ -83,7 +76,7 @@ def find_single_step(
         step_class is None
         or _is_grad_enabled()
         or is_compiling()
-        or type(inputs) is not torch.Tensor
+        or type(inputs) is not Tensor
         or (_is_autocast_used() and torch.is_autocast_enabled(device))
         or _tracing_state()
         or transforms_active()
@@ -137,7 +130,7 @@ def choose_step_weights(model: nn.Module, weights: str | None) -> None:
         raise ValueError(f"The step of {type(model).__name__} cannot be compiled: {problem}.")
 
 
-def _add_step(found: _ModelSteps, key: tuple, model: nn.Module, inputs: torch.Tensor) -> CompiledStep | CapturedStep:
+def _add_step(found: _ModelSteps, key: tuple, model: nn.Module, inputs: Tensor) -> CompiledStep | CapturedStep:
     with _changing:
         if key not in found.steps:  # another thread may have been faster
             if len(found.steps) == _MOST_STEPS:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy, TensorType
 
 from ..block.configuration_recurrent import Packaged
-from .fast_tokenizer import to_fast, to_tokenizers, token_string
 
 TOKENIZER_JSON = "tokenizer.json"
 _BYTES_LIKE = (bytes, bytearray, memoryview)
@@ -29,6 +29,16 @@ _RARE_OPTIONS = (
     "return_token_type_ids",
     "sanitize_control_tokens",
 )
+# Of a tokenizer, which one of the `tokenizers` library has too.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SETTINGS = ("model_input_names", "model_max_length", "padding_side", "truncation_side", "chat_template")
+_VISIBLE = bytes_to_unicode()  # as in GPT-2 and `tokenizers`
+
+
+def token_string(byte: int) -> str:
+    """The string of the token of a byte."""
+    # Byte 0 is its own string: special tokens are searched for in texts, where it must mean byte 0.
+    return _VISIBLE[byte] if byte else "\x00"
 
 
 def _to_utf8(text: str) -> bytes:
@@ -99,11 +109,7 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
         cls._id_of_token = {token: index for index, token in enumerate(cls._token_of_id)}
 
     def __init__(
-        self,
-        eos_token: str | None = "\x00",
-        pad_token: str | None = "\x00",
-        errors: str = "replace",
-        **kwargs: Any,
+        self, eos_token: str | None = "\x00", pad_token: str | None = "\x00", errors: str = "replace", **kwargs: Any
     ) -> None:
         if kwargs.get("special_tokens_pattern") not in (None, "none"):
             raise ValueError(
@@ -384,8 +390,26 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
     # Other libraries
 
     def to_tokenizers(self) -> Any:
-        """The same tokenizer as a `tokenizers.Tokenizer`: byte-level BPE without merges."""
-        return to_tokenizers(self)
+        """The same tokenizer as a `tokenizers.Tokenizer`: byte-level BPE without merges, with all added tokens."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        vocab = {token_string(byte): index for index, byte in enumerate(self.symbols)}
+        other = None if self.other_symbol is None else token_string(self.other_symbol[0])
+        result = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=other, fuse_unk=False))
+        if self.aliases:
+            result.normalizer = normalizers.Sequence(
+                [normalizers.Replace(old.decode("ascii"), new.decode("ascii")) for old, new in self.aliases.items()]
+            )
+        result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        result.decoder = decoders.ByteLevel()
+        if 0 in self.symbols:
+            zero = AddedToken("\x00", special="\x00" in self.all_special_tokens, normalized=False)
+            result.add_tokens([zero])
+        # An added token with an id of the alphabet would replace the bytes of its characters.
+        for index, token in sorted(self.added_tokens_decoder.items()):
+            if index >= self.vocab_size:
+                result.add_tokens([token])
+        return result
 
     def to_fast(self) -> PreTrainedTokenizerFast:
         """The same tokenizer as a `PreTrainedTokenizerFast`: the same ids for valid Unicode, but no bytes in or out.
@@ -393,12 +417,19 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
         It has the special and added tokens, the settings and the chat template of this one, and can be saved in its
         place.
         """
-        return to_fast(self)
+        named = {name: token for name in _NAMED_TOKENS if (token := getattr(self, name)) is not None}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self.to_tokenizers(),
+            clean_up_tokenization_spaces=False,
+            extra_special_tokens=[token for token in self.all_special_tokens if token not in named.values()],
+            **named,
+            **{name: getattr(self, name) for name in _SETTINGS},
+        )
 
     @property
     def _tokenizer(self) -> Any:
         # Streaming in `transformers serve` takes it from any tokenizer; built anew, as tokens may have been added.
-        return to_tokenizers(self)
+        return self.to_tokenizers()
 
 
 class ByteTokenizer(AlphabetTokenizer):

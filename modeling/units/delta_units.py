@@ -9,10 +9,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
-from ..block.linear_maps import linear_maps
 from ..block.recurrent_state import upcast
 from .nonlinear_units import SequentialUnit
 from .recurrent_unit import copy_values
@@ -24,7 +23,7 @@ SHORTEST_IN_CHUNKS = 128
 _SMALLEST_SQUARED_NORM = 1e-6
 
 
-def normalized(numbers: torch.Tensor) -> torch.Tensor:
+def normalized(numbers: Tensor) -> Tensor:
     """(…, K, G) with a norm of 1 over K."""
     return numbers * torch.rsqrt(numbers.square().sum(-2, keepdim=True) + _SMALLEST_SQUARED_NORM)
 
@@ -32,11 +31,11 @@ def normalized(numbers: torch.Tensor) -> torch.Tensor:
 class DeltaStep(NamedTuple):
     """Coefficients of a step: log w (…, K or 1, G); c, b and k (…, K, G); v (…, 1, G)."""
 
-    log_decay: torch.Tensor
-    read: torch.Tensor
-    removed: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    log_decay: Tensor
+    read: Tensor
+    removed: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class DeltaUnit(SequentialUnit):
@@ -49,11 +48,11 @@ class DeltaUnit(SequentialUnit):
     channel_maps = ("input_projection",)
     state_per_output = 4
 
-    def delta_step(self, *projections: torch.Tensor) -> DeltaStep:
+    def delta_step(self, *projections: Tensor) -> DeltaStep:
         """The coefficients of all steps from the projections, float32 or wider."""
         raise NotImplementedError
 
-    def by_head(self, numbers: torch.Tensor) -> torch.Tensor:
+    def by_head(self, numbers: Tensor) -> Tensor:
         """(…, S) → (…, K, G)."""
         return numbers.unflatten(-1, (self.state_per_output, -1))
 
@@ -79,15 +78,12 @@ class DeltaUnit(SequentialUnit):
         return torch.cat(states, 1).flatten(-2), state.flatten(-2).clone()  # not a view of the last chunk
 
 
-def delta_chunk(now: DeltaStep, state: torch.Tensor, reset_mask: torch.Tensor | None = None) -> torch.Tensor:
+def delta_chunk(now: DeltaStep, state: Tensor, reset_mask: Tensor | None = None) -> Tensor:
     """The states after each step of a chunk, (B, Q, K, G), by one triangular system (Yang et al. 2024, section 3.3).
 
     With E_ij the decay from step j to step i, h_i = E_i h_0 + Σ_{j ≤ i} E_ij (k_j v_j - b_j u_j), where
     u_i = c_i · h_{i-1} depends on earlier u only.
-
-    Args:
-        state: h_0, (B, K, G).
-        reset_mask: (B, Q) bool; where true, the state before the step is zero.
+    The state h_0 is (B, K, G), and zero before the steps where `reset_mask` (B, Q) is true.
     """
     steps = now.key.shape[1]
     causal = torch.ones(steps, steps, dtype=torch.bool, device=state.device).tril()[None, None]
@@ -127,21 +123,13 @@ class GatedDelta(DeltaUnit):
     """
 
     channel_maps = ("step_size", "write_gate", "input_projection")
+    wide_maps = ("key", "query")
     vectors = ("step_bias", "log_rate")
+    negative_refusal = None
     rate_range = (1.0, 16.0)
-
-    def __init__(self, input_size: int, state_size: int, *, allow_negative_eigenvalues: bool = False, **options):
-        super().__init__(input_size, state_size, **options)
-        self.allow_negative_eigenvalues = allow_negative_eigenvalues
-        self.key = self.input_map()
-        self.query = self.input_map()
 
     def reset_parameters(self) -> None:
         reset_rates_and_steps(self)
-
-    def project(self, inputs):
-        maps = (self.step_size, self.write_gate, self.input_projection, self.key, self.query)
-        return linear_maps(inputs, *maps)
 
     def delta_step(self, step_size, write_gate, value, key, query):
         bias, log_rate = map(upcast, (self.step_bias, self.log_rate))
@@ -165,16 +153,12 @@ class RWKV7(DeltaUnit):
     of a head, the gate, and values mixed with the first layer's are left out, or the block's.
     """
 
+    wide_maps = ("decay", "rate", "key", "query")
+    negative_refusal = "removes more than it keeps already; leave it False"
     state_vectors = ("decay_bias", "rate_bias", "removal_scale", "replacement_mix", "bonus")
 
-    def __init__(self, input_size: int, state_size: int, *, allow_negative_eigenvalues: bool = False, **options):
-        if allow_negative_eigenvalues:
-            raise ValueError(
-                "`allow_negative_eigenvalues` is True, but RWKV7 removes more than it keeps already; leave it False."
-            )
+    def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
-        for name in ("decay", "rate", "key", "query"):
-            setattr(self, name, self.input_map())
         for name in self.state_vectors:
             setattr(self, name, nn.Parameter(torch.empty(state_size)))
 
@@ -186,10 +170,7 @@ class RWKV7(DeltaUnit):
         init.zeros_(self.rate_bias)
         init.zeros_(self.bonus)
 
-    def project(self, inputs):
-        return linear_maps(inputs, self.input_projection, self.decay, self.rate, self.key, self.query)
-
-    def replacement(self, rate: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def replacement(self, rate: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """a and k̃, (…, S) each."""
         rate = torch.sigmoid(rate + upcast(self.rate_bias))
         return rate, key * (1 + (rate - 1) * upcast(self.replacement_mix))

@@ -7,6 +7,7 @@ Shape letters: B streams or batch, T steps, S state width.
 """
 
 import torch
+from torch import Tensor
 
 from ..block.recurrent_state import upcast
 from .nonlinear_units import SequentialUnit
@@ -28,7 +29,7 @@ class DenseUnit(SequentialUnit):
         """The maps of the last state, in the order of `combine`'s arguments."""
         raise NotImplementedError
 
-    def combine(self, state: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
+    def combine(self, state: Tensor, *projections: Tensor) -> Tensor:
         """The next state from the last one, the maps of the input and the maps of the state, (B, T, S) each."""
         raise NotImplementedError
 
@@ -51,7 +52,7 @@ class GRU(DenseUnit):
         super().__init__(input_size, state_size, **options)
         self.recurrent_reset_gate = self.state_map()
         self.recurrent_update_gate = self.state_map()
-        self.recurrent_candidate = self.state_map(bias=self.bias)
+        self.recurrent_candidate = self.state_map(self.bias)
 
     @property
     def state_maps(self):

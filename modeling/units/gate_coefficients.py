@@ -6,63 +6,42 @@ CPU in tiles that stay in the cache.
 """
 
 import torch
+from torch import Tensor
 
 from ..block.recurrent_state import state_dtype
-from ..block.training_kernels import layer_kernels, training_module
+from ..block.training_kernels import KernelFunction, layer_kernels, training_module
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
 
 def gate_coefficients(
-    recurrence_gate: torch.Tensor,
-    rate: torch.Tensor,
-    input_gate: torch.Tensor,
-    inputs: torch.Tensor,
-    *,
-    sigmoid_gate: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs.
+    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, *, sigmoid_gate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) each, float32 or float64.
 
-    Args:
-        recurrence_gate, input_gate, inputs: (…, S) for a state of width S, of one shape and any floating types.
-        rate: (S,), or a shape that broadcasts; float32 or wider.
-        sigmoid_gate: σ(input_gate) takes the place of the input gate.
-
-    Returns:
-        Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
+    Gates and inputs are (…, S), of any floating types; rates (S,), or of a shape that broadcasts, float32 or wider.
+    With `sigmoid_gate`, σ(input_gate) takes the place of the input gate. Gradients of large tensors are not
+    differentiable.
     """
-    kernels = None
-    if _has_known_rates(rate, recurrence_gate):
-        kernels = layer_kernels(recurrence_gate, rate, input_gate, inputs)
-    dtype, options = state_dtype(recurrence_gate.dtype), {}
+    # A kernel takes rates (S,), and on a CPU a rate for each row, as where gradients of streams are separate.
+    is_known = rate.dim() == 1 or (rate.device.type == "cpu" and rate.shape == recurrence_gate.shape)
+    kernels = layer_kernels(recurrence_gate, rate, input_gate, inputs) if is_known else None
+    dtype, options = state_dtype(recurrence_gate.dtype), ()
     if sigmoid_gate and kernels is not None and kernels is training_module():
-        options = {"sigmoid_gate": True}
+        options = (True,)
     elif sigmoid_gate:
         input_gate = torch.sigmoid(input_gate.to(dtype))
+    given = (recurrence_gate, rate, input_gate, inputs)
     if kernels is not None:
-        return _FusedGateCoefficients.apply(kernels, options, recurrence_gate, rate, input_gate, inputs)
+        return _FusedGateCoefficients.apply(kernels, "gate_coefficients", 2, options, *given)
     if should_recompute(recurrence_gate):
-        return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+        return _GateCoefficients.apply(*given)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
     return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
 
 
-def _has_known_rates(rate: torch.Tensor, recurrence_gate: torch.Tensor) -> bool:
-    """True for rates (S,), and on a CPU for a rate for each row, as where gradients of streams are separate."""
-    return rate.dim() == 1 or (rate.device.type == "cpu" and rate.shape == recurrence_gate.shape)
-
-
-class _FusedGateCoefficients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kernels, options, *inputs):
-        ctx.kernels, ctx.options = kernels, options
-        ctx.save_for_backward(*inputs)
-        return kernels.gate_coefficients(*inputs, **options)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads):
-        return None, None, *ctx.kernels.gate_coefficients_backward(*ctx.saved_tensors, *grads, **ctx.options)
+class _FusedGateCoefficients(KernelFunction):
+    pass
 
 
 class _GateCoefficients(torch.autograd.Function):
@@ -101,11 +80,11 @@ class _GateCoefficients(torch.autograd.Function):
         return grads[0], grad_rate, *grads[1:]
 
 
-def _squared_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
+def _squared_normalizer(log_decay: Tensor) -> Tensor:
     """1 - r² from log r, in place and exact where r → 1."""
     return log_decay.mul_(2).expm1_().neg_()
 
 
-def _tiles(rate: torch.Tensor, *tensors: torch.Tensor):
+def _tiles(rate: Tensor, *tensors: Tensor):
     """Tiles where every position has the same rate; else the tensors uncut."""
     return tiles(*tensors) if rate.dim() == 1 else (tensors,)

@@ -1,7 +1,7 @@
 """Recurrent units whose decay depends on the input."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
@@ -11,7 +11,7 @@ from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, c
 
 def gated_step(
     unit: RecurrentUnit, recurrence_gate, input_gate, inputs, sigmoid_gate: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """a from r = exp(-rate ∘ σ(recurrence_gate)), and b = sqrt(1 - a²) ∘ input_gate ∘ inputs.
 
     With `sigmoid_gate` σ(input_gate) takes the place of the input gate.

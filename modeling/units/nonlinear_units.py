@@ -4,7 +4,7 @@ Shape letters: B streams or batch, S state width.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
@@ -12,21 +12,11 @@ from .recurrent_unit import RecurrentUnit, StateMap, copy_values, sample_ring_ra
 
 
 class SequentialUnit(RecurrentUnit):
-    """Base class of the units with h_t = step(h_{t-1}, projections), computed sequentially.
+    """Base class of the units with h_t = step(h_{t-1}, projections), computed sequentially."""
 
-    Raises:
-        ValueError: `allow_negative_eigenvalues` is set; it applies to positive decays only.
-    """
+    negative_refusal = "has no decay: its recurrent weights have either sign already"
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        if self.allow_negative_eigenvalues:
-            raise ValueError(
-                f"`allow_negative_eigenvalues` is True, but {type(self).__name__} has no decay: its recurrent weights "
-                "have either sign already."
-            )
-
-    def step(self, state: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
+    def step(self, state: Tensor, *projections: Tensor) -> Tensor:
         """The next state, (B, 1, S), from the last one and one step's projections, all float32 or wider."""
         raise NotImplementedError
 
@@ -42,6 +32,12 @@ class SequentialUnit(RecurrentUnit):
             state = new_state
             states.append(state)
         return torch.cat(states, 1), state.squeeze(1)
+
+
+def reset_uniformly(unit: RecurrentUnit) -> None:
+    """Initialise the vectors from [-1, 1]."""
+    for name in unit.vectors:
+        init.uniform_(getattr(unit, name), -1.0, 1.0)
 
 
 class IndRNN(SequentialUnit):
@@ -76,15 +72,12 @@ class SRU(SequentialUnit):
 
     input_maps = ("candidate", "forget_gate", "reset_gate")
     vectors = ("forget_weight", "reset_weight")
+    reset_parameters = reset_uniformly
     state_per_output = 2
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
         self.skip = nn.Identity() if input_size == self.output_size else self.input_map(self.output_size)
-
-    def reset_parameters(self) -> None:
-        for weight in (self.forget_weight, self.reset_weight):
-            init.uniform_(weight, -1.0, 1.0)
 
     def project(self, inputs):
         return *super().project(inputs), self.skip(inputs)
@@ -111,14 +104,11 @@ class ELSTM(SequentialUnit):
 
     input_maps = ("forget_gate", "candidate", "output_gate")
     vectors = ("forget_weight", "candidate_weight")
+    reset_parameters = reset_uniformly
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
         self.state_read_out = StateMap(state_size)
-
-    def reset_parameters(self) -> None:
-        for weight in (self.forget_weight, self.candidate_weight):
-            init.uniform_(weight, -1.0, 1.0)
 
     def step(self, state, forget_gate, candidate, output_gate):
         forget_weight, candidate_weight = map(upcast, (self.forget_weight, self.candidate_weight))
@@ -142,11 +132,8 @@ class SLSTM(SequentialUnit):
 
     input_maps = ("candidate", "input_gate", "forget_gate", "output_gate")
     vectors = ("candidate_weight", "input_weight", "forget_weight", "output_weight")
+    reset_parameters = reset_uniformly
     state_per_output = 4
-
-    def reset_parameters(self) -> None:
-        for weight in (self.candidate_weight, self.input_weight, self.forget_weight, self.output_weight):
-            init.uniform_(weight, -1.0, 1.0)
 
     def step(self, state, candidate, input_gate, forget_gate, output_gate):
         weights = (self.candidate_weight, self.input_weight, self.forget_weight, self.output_weight)

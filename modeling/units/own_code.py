@@ -21,15 +21,13 @@ from transformers.utils import cached_file, logging
 
 logger = logging.get_logger(__name__)
 
-# Key of a user-defined unit in `auto_map` of a configuration.
-AUTO_MAP_KEY = "recurrent_unit"
+AUTO_MAP_KEY = "recurrent_unit"  # of a user-defined unit, in `auto_map` of a configuration
 # The file of a checkpoint with units, blocks and the scan, and the folders that it is gathered from.
 SHARED_FILE = "recurrent_shared"
 SHARED_FOLDERS = ("block", "scan", "step", "units")
 _BASE_CONFIGURATION = "configuration_recurrent"
 _TAKEN_FILES = re.compile(rf"{SHARED_FILE}|(configuration|modeling|tokenization)_\w+")
-# Packages that every machine has on which a checkpoint loads.
-INSTALLED = ("numpy", "safetensors", "torch", "transformers")
+INSTALLED = ("numpy", "safetensors", "torch", "transformers")  # on every machine on which a checkpoint loads
 _ALLOWED = (
     "a file with a recurrent unit is saved with every checkpoint, so it may import the standard library, "
     f"{', '.join(INSTALLED)}, and names of `hf_recurrent` with code in `hf_recurrent.modeling`"
@@ -42,17 +40,11 @@ HUB_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The code of a user-defined class.
-
-    Args:
-        class_name: name of the class.
-        file: name of its file in a checkpoint; None if it is not in a file (`__main__`, a notebook).
-        text: content of the file, or else the source of the class; None if there is none.
-    """
+    """The code of a user-defined class."""
 
     class_name: str
-    file: str | None
-    text: str | None
+    file: str | None  # its name in a checkpoint; None for a class that is not in a file (`__main__`, a notebook)
+    text: str | None  # content of the file, or else the source of the class; None if there is none
 
     @property
     def reference(self) -> str | None:
@@ -93,12 +85,9 @@ def own_code_of(cls: type) -> OwnCode:
 
 
 def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -> str:
-    """The text of a Python file with imports of `recurrent_shared.py` instead of `hf_recurrent`.
+    """The text of a Python file `name` with imports of `recurrent_shared.py` instead of `hf_recurrent`.
 
-    Args:
-        text: content of the file.
-        name: its name, for messages.
-        from_checkpoint: it is in a checkpoint, so it may have relative imports.
+    In a file `from_checkpoint`, imports may be relative already.
 
     Raises:
         ValueError: it imports something that a checkpoint does not have.
@@ -174,12 +163,8 @@ def _file_of(module: str) -> str | None:
 def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool, **hub_arguments: Any) -> None:
     """Register the user-defined unit that a configuration names, from the code of its checkpoint, if it is trusted.
 
-    A unit of this name that is registered already is used instead.
-
-    Args:
-        config: of the checkpoint, a configuration or its dictionary.
-        name: directory, or owner/name on the Hub; the other arguments are `from_pretrained`'s.
-        trust_remote_code: run the code.
+    A unit of this name that is registered already is used instead. The arguments are `from_pretrained`'s; `config` may
+    be a dictionary.
 
     Raises:
         ValueError: the code is needed and not trusted, or does not register the unit.

@@ -9,7 +9,7 @@ Shape letters: B streams or batch, T steps, S state width, N layers, G channel g
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.linear_maps import linear_maps
@@ -19,12 +19,12 @@ RING_RADIUS = (0.9, 0.999)
 SMALLEST_SQUARED_GAMMA = 1e-12
 
 
-def input_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
+def input_normalizer(log_decay: Tensor) -> Tensor:
     """γ = sqrt(1 - r²) from log r, exact where r → 1 and with a finite gradient where r = 1."""
     return torch.sqrt(torch.clamp(-torch.expm1(2 * log_decay), min=SMALLEST_SQUARED_GAMMA))
 
 
-def sample_ring_rate(like: torch.Tensor) -> torch.Tensor:
+def sample_ring_rate(like: Tensor) -> Tensor:
     """-log r for radii r uniform on the ring between 0.9 and 0.999 (Orvieto et al. 2023, Lemma 3.2)."""
     r_min, r_max = RING_RADIUS
     u = torch.rand(like.shape, dtype=torch.float32, device=like.device)
@@ -36,7 +36,7 @@ def lecun_std(fan_in: int) -> float:
     return 1 / math.sqrt(fan_in)
 
 
-def copy_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
+def copy_values(parameter: nn.Parameter, values: Tensor) -> None:
     """Initialise a parameter, unless it was loaded; a sharded one (FSDP) with the values of the first process."""
     if hasattr(parameter, "device_mesh") and not hasattr(values, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
@@ -45,7 +45,7 @@ def copy_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
     init.copy_(parameter, values)
 
 
-def copy_log(parameter: nn.Parameter, values: torch.Tensor) -> None:
+def copy_log(parameter: nn.Parameter, values: Tensor) -> None:
     """Initialise a parameter with the logarithm of positive values."""
     copy_values(parameter, torch.log(values))
 
@@ -66,13 +66,16 @@ class RecurrentUnit(nn.Module):
         ValueError: the unit does not support these sizes or negative eigenvalues.
     """
 
-    # Names of the linear maps of the input, to `channel_groups` numbers each, and to `output_size` numbers each.
-    # `coefficients` gets their results in this order.
+    # Names of the linear maps of the input, to `channel_groups` numbers each, to `output_size` numbers each, and to S
+    # numbers each. `coefficients` gets their results in this order.
     channel_maps: tuple[str, ...] = ()
     input_maps: tuple[str, ...] = ()
+    wide_maps: tuple[str, ...] = ()
     # Names of the unit's own parameters with one number for each group of channels.
     vectors: tuple[str, ...] = ()
     has_real_eigenvalues = True
+    # Why `allow_negative_eigenvalues` is refused, after the name of the class; None where it is supported.
+    negative_refusal: str | None = None
     # Numbers of state for each number of the output: state_size must be a multiple of it.
     state_per_output = 1
 
@@ -87,9 +90,9 @@ class RecurrentUnit(nn.Module):
         allow_negative_eigenvalues: bool = False,
     ):
         super().__init__()
-        if allow_negative_eigenvalues and not self.has_real_eigenvalues:
+        if allow_negative_eigenvalues and self.negative_refusal is not None:
             raise ValueError(
-                f"`allow_negative_eigenvalues` is True, but the eigenvalues of {type(self).__name__} are complex."
+                f"`allow_negative_eigenvalues` is True, but {type(self).__name__} {self.negative_refusal}."
             )
         if state_size % self.state_per_channel:
             raise ValueError(
@@ -109,6 +112,8 @@ class RecurrentUnit(nn.Module):
             setattr(self, name, self.input_map(self.output_size))
         for name in self.vectors:
             setattr(self, name, nn.Parameter(torch.empty(self.channel_groups)))
+        for name in self.wide_maps:
+            setattr(self, name, self.input_map())
 
     def input_map(self, width: int | None = None) -> nn.Linear:
         """A linear map of the unit's input, to S numbers by default."""
@@ -134,31 +139,31 @@ class RecurrentUnit(nn.Module):
         """
         return self.state_size // self.state_per_channel
 
-    def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def project(self, inputs: Tensor) -> tuple[Tensor, ...]:
         """The linear maps of the input, (B, T, input_size) → each (B, T, …), by default `input_projection` alone."""
-        names = (*self.channel_maps, *self.input_maps) or ("input_projection",)
+        names = (*self.channel_maps, *self.input_maps, *self.wide_maps) or ("input_projection",)
         return linear_maps(inputs, *(getattr(self, name) for name in names))
 
-    def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def coefficients(self, *projections: Tensor) -> tuple[Tensor, Tensor]:
         """Element-wise (a, b) of the step from the projections, with T or without it, float32 or wider."""
         raise NotImplementedError
 
-    def read_out(self, states: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
+    def read_out(self, states: Tensor, *projections: Tensor) -> Tensor:
         """The unit's output (B, T, `output_size`) from the states of the same steps, (B, T, S)."""
         return states
 
-    def to_scan(self, state: torch.Tensor) -> torch.Tensor:
+    def to_scan(self, state: Tensor) -> Tensor:
         """The carried state, (…, S) real numbers, in the form of the step."""
         return state
 
-    def from_scan(self, state: torch.Tensor) -> torch.Tensor:
+    def from_scan(self, state: Tensor) -> Tensor:
         """The inverse of `to_scan`."""
         return state
 
     def reset_parameters(self) -> None:
         """Initialise the parameters outside of linear maps as in the unit's source."""
 
-    def sample_rate(self, like: torch.Tensor) -> torch.Tensor:
+    def sample_rate(self, like: Tensor) -> Tensor:
         """-log r at initialisation: |a| on the ring, with alternating signs where eigenvalues may be negative."""
         rate = sample_ring_rate(like)
         if not self.allow_negative_eigenvalues:
@@ -166,7 +171,7 @@ class RecurrentUnit(nn.Module):
         sign = 1 - 2 * (torch.arange(rate.numel(), device=rate.device) % 2)
         return -torch.log((1 + sign * torch.exp(-rate)) / 2)
 
-    def decay_and_normalizer(self, log_decay: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def decay_and_normalizer(self, log_decay: Tensor) -> tuple[Tensor, Tensor]:
         """a and γ = sqrt(1 - a²) from log r, exact where |a| → 1."""
         decay = torch.exp(log_decay)
         if not self.allow_negative_eigenvalues:
@@ -175,12 +180,8 @@ class RecurrentUnit(nn.Module):
         return decay - rest, 2 * torch.sqrt(torch.clamp(decay * rest, min=SMALLEST_SQUARED_GAMMA))
 
     def forward(
-        self,
-        inputs: torch.Tensor,
-        state: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        padding_mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: Tensor, state: Tensor, reset_mask: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Run a block.
 
         Args:
@@ -198,11 +199,11 @@ class RecurrentUnit(nn.Module):
 
     def recur(
         self,
-        projections: tuple[torch.Tensor, ...],
-        state: torch.Tensor,
-        reset_mask: torch.Tensor | None = None,
-        padding_mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        projections: tuple[Tensor, ...],
+        state: Tensor,
+        reset_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """The states of all steps, (B, T, S), and the last one, (B, S), from the projections of a block."""
         a, b = self.coefficients(*projections)
         a = a.expand(b.shape)
@@ -227,31 +228,32 @@ class ComplexRecurrentUnit(RecurrentUnit):
     """
 
     has_real_eigenvalues = False
+    negative_refusal = "has complex eigenvalues"
     conjugate_pairs = False
 
     @property
     def state_per_channel(self) -> int:
         return max(self.state_per_output, 4 if self.conjugate_pairs else 2)
 
-    def eigenvalue(self, radius: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
+    def eigenvalue(self, radius: Tensor, phase: Tensor) -> Tensor:
         """λ of all S/2 channels from radius and phase of the free ones, (…, free) → complex (…, S/2)."""
         real, imaginary = radius * torch.cos(phase), radius * torch.sin(phase)
         if self.conjugate_pairs:
             real, imaginary = torch.cat([real, real], -1), torch.cat([imaginary, -imaginary], -1)
         return torch.complex(real, imaginary)
 
-    def of_all_channels(self, per_free_channel: torch.Tensor) -> torch.Tensor:
+    def of_all_channels(self, per_free_channel: Tensor) -> Tensor:
         """A real number for each of the S/2 channels, from one for each free channel."""
         return torch.cat([per_free_channel] * 2, -1) if self.conjugate_pairs else per_free_channel
 
-    def sample_phase(self, like: torch.Tensor) -> torch.Tensor:
+    def sample_phase(self, like: Tensor) -> Tensor:
         """Phases uniform on the circle, or on its upper half where the lower one is implied."""
         return torch.rand(like.shape, device=like.device) * (math.pi if self.conjugate_pairs else 2 * math.pi)
 
-    def to_scan(self, state: torch.Tensor) -> torch.Tensor:
+    def to_scan(self, state: Tensor) -> Tensor:
         return torch.complex(*state.chunk(2, -1))
 
-    def from_scan(self, state: torch.Tensor) -> torch.Tensor:
+    def from_scan(self, state: Tensor) -> Tensor:
         return torch.cat([state.real, state.imag], -1)
 
 
@@ -261,7 +263,7 @@ class StateMap(nn.Linear):
     def __init__(self, state_size: int, bias: bool = False):
         super().__init__(state_size, state_size, bias=bias)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         return super().forward(states.to(self.weight.dtype))
 
 

@@ -98,11 +98,7 @@ def register_recurrent_unit(name: str) -> Callable[[_Unit], _Unit]:
 
 
 def build_recurrent_unit(name: str, input_size: int, state_size: int, **options) -> RecurrentUnit:
-    """The unit of that name; `options` are the keyword arguments of [`RecurrentUnit`].
-
-    Raises:
-        ValueError: `name` is unknown, or the unit does not support these sizes.
-    """
+    """The unit of that name; `options` are the keyword arguments of [`RecurrentUnit`]. Raises its ValueErrors too."""
     if name not in RECURRENT_UNITS:
         nearest = difflib.get_close_matches(str(name), RECURRENT_UNITS, 1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -116,11 +112,7 @@ def build_recurrent_unit(name: str, input_size: int, state_size: int, **options)
 def build_layer_unit(
     config: RecurrentConfig, input_size: int, layer_index: int, output_size: int | None = None, **options
 ) -> RecurrentUnit:
-    """The unit of one layer, by the configuration; `output_size` is the width that the layer needs, None for any.
-
-    Raises:
-        ValueError: the unit is unknown, or does not support these sizes.
-    """
+    """The unit of one layer, by the configuration; `output_size` is the width that the layer needs, None for any."""
     unit = build_recurrent_unit(
         config.recurrent_unit,
         input_size,

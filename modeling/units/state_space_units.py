@@ -6,10 +6,9 @@ Shape letters: B streams or batch, T steps, S state width.
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
-from ..block.linear_maps import linear_maps
 from ..block.recurrent_state import upcast
 from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, lecun_std
 
@@ -17,9 +16,7 @@ from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, c
 STEP_RANGE = (0.001, 0.1)
 
 
-def zero_order_hold(
-    rate: torch.Tensor, frequency: torch.Tensor, step: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def zero_order_hold(rate: Tensor, frequency: Tensor, step: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
     """|λ|, the phase of λ = exp(Δ A) and the complex gain (λ - 1) / A, for A = -rate + i frequency and step Δ."""
     log_decay, phase = -step * rate, step * frequency
     # λ - 1 without cancellation.
@@ -28,7 +25,7 @@ def zero_order_hold(
     return decay, phase, torch.complex(real, decay * torch.sin(phase)) / torch.complex(-rate, frequency)
 
 
-def as_complex(real: torch.Tensor) -> torch.Tensor:
+def as_complex(real: Tensor) -> Tensor:
     """The real numbers with imaginary parts of zero."""
     return torch.complex(real, 0 * real)
 
@@ -146,7 +143,7 @@ class H3(ComplexRecurrentUnit):
             last = last.masked_fill(reset_mask.unsqueeze(-1), 0)
         return super().recur((key, last, value), state, reset_mask, padding_mask)
 
-    def shifted(self, key: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def shifted(self, key: Tensor, last: Tensor) -> Tensor:
         """Output of the shift state space from the keys of a step and of the step before it."""
         now, before = upcast(self.shift_weight).chunk(2, -1)
         return now * key + before * last
@@ -180,21 +177,14 @@ class Mamba2(RecurrentUnit):
     """
 
     channel_maps = ("step_size", "input_projection")
+    wide_maps = ("key", "query")
     vectors = ("step_bias", "log_rate", "skip_weight")
     state_per_output = 4
     rate_range = (1.0, 16.0)
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.key = self.input_map()
-        self.query = self.input_map()
-
     def reset_parameters(self) -> None:
         reset_rates_and_steps(self)
         init.ones_(self.skip_weight)
-
-    def project(self, inputs):
-        return linear_maps(inputs, self.step_size, self.input_projection, self.key, self.query)
 
     def coefficients(self, step_size, projection, key, query):
         step_size, projection, key, bias, log_rate = map(

@@ -8,9 +8,8 @@ import sys
 import pytest
 import torch
 
-from hf_recurrent.modeling.block.gated_gelu import gated_gelu
 from hf_recurrent.modeling.block.gated_norm import gated_norm
-from hf_recurrent.modeling.block.recurrent_blocks import temporal_convolution
+from hf_recurrent.modeling.block.recurrent_blocks import gated_gelu, temporal_convolution
 from hf_recurrent.modeling.units.gate_coefficients import gate_coefficients
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

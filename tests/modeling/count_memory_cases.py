@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
+import large_history  # noqa: F401 (the reference then reads large memories too)
 import numpy as np
 
 from hf_recurrent.modeling.contexts.count_memory_layout import (

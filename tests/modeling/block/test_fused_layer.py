@@ -12,11 +12,11 @@ from hf_recurrent.modeling.block import fused_layer as fused
 from hf_recurrent.modeling.block import training_kernels
 from hf_recurrent.modeling.block.linear_maps import rounded_products
 from hf_recurrent.modeling.block.recurrent_backbone import LayerInputs
-from hf_recurrent.modeling.block.training_kernels import layer_module, training_module
+from hf_recurrent.modeling.block.training_kernels import kernel_module, training_module
 from hf_recurrent.modeling.hawk.modeling_hawk import HawkRecurrentBlock
 from hf_recurrent.modeling.memora.modeling_memora import MemoraRecurrentBlock
 
-pytestmark = pytest.mark.skipif(layer_module("layer") is None, reason="the kernel was not built")
+pytestmark = pytest.mark.skipif(kernel_module("layer_cpu") is None, reason="the kernel was not built")
 SIZES = {"hidden_size": 40, "state_size": 37, "intermediate_size": 70}
 SHAPES = [(4, 64), (3, 128), (13, 16), (5, 32), (130, 2), (300, 1)]  # 64 rows are part of a stream, or several
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_recurrent.modeling.block.gated_gelu import gated_gelu
 from hf_recurrent.modeling.block.linear_maps import linear_maps, rounded_products
-from hf_recurrent.modeling.block.rms_norm import rms_norm
+from hf_recurrent.modeling.block.recurrent_blocks import gated_gelu, rms_norm
 from hf_recurrent.modeling.block.training_kernels import training_kernels, training_module
 
 pytestmark = pytest.mark.skipif(training_module() is None, reason="the kernel was not built")

@@ -1,108 +1,28 @@
-"""Position in a document, and the hashes of its contexts.
+"""The history of a large memory, with which the reference in numpy reads such memories; in use, only the kernel does.
 
-Integers as in `hf_recurrent/kernels/count_memory_contexts.h` and `count_memory_large.h`, with the same wrap-around.
+Integers as in `hf_recurrent/kernels/count_memory_large.h`, with the same wrap-around.
 """
 
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeVar
 
 import numpy as np
 
-from .count_memory_layout import (
-    ABOVE,
-    INDENT,
-    LEAST_RING,
-    LONG_CONTEXTS,
-    ORDERS,
-    RECENT_ORDERS,
-    STACK,
-    WORD,
-    WORDS,
+from hf_recurrent.modeling.contexts.count_memory_contexts import (
+    HISTORIES,
+    LOW_32,
+    ByteHistory,
+    FoundCounts,
+    hash_of_two,
 )
+from hf_recurrent.modeling.contexts.count_memory_layout import LONG_CONTEXTS, STACK, WORD, WORDS
+from hf_recurrent.modeling.contexts.count_memory_mixing import NODE_DEPTHS
 
-LOW_32, LOW_64 = (1 << 32) - 1, (1 << 64) - 1
-SHORT_MATCH, LONG_INDEX = 8, 20  # bytes of the contexts whose ends in the text are indexed
-WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
-
+PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
+KNOWN_CONTEXTS = (3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT)  # of a set of weights
 UPPER, LOWER = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"), frozenset(b"abcdefghijklmnopqrstuvwxyz")
 DIGITS = frozenset(b"0123456789")
 BRACKETS = dict(zip(b"]})>", b"[{(<", strict=True))  # the opening one of each
-
-Hashed = TypeVar("Hashed", int, np.ndarray)
-
-
-def scrambled(x: Hashed) -> Hashed:
-    """Each bit of the result depends on every bit of x, which has 32 bits: an integer, or an array of uint64."""
-    x = x ^ x >> 16
-    x = x * 0x7FEB352D & LOW_32
-    x = x ^ x >> 15
-    x = x * 0x846CA68B & LOW_32
-    return x ^ x >> 16
-
-
-def hash_of_two(a: Hashed, b: Hashed) -> Hashed:
-    """A hash of 32 bits of two numbers of 32 bits."""
-    return scrambled((a * 0x9E3779B1 + b + 0x7F4A7C15) & LOW_32)
-
-
-@dataclass
-class ByteHistory:
-    """Position in a document, and what its contexts are made from.
-
-    Args:
-        position: bytes of the document so far.
-        line: where the current line began.
-        last_line: where the line above began.
-        last8: the last 8 bytes, the newest in the lowest bits.
-        word: hash of the current word; 0 outside a word.
-        last_word: hash of the word before.
-        column: bytes since the line began.
-        indent: spaces and tabs at the beginning of the line.
-        first: the first byte after them; 0 before it.
-        above: the byte of the line above in this column; 0 without one.
-    """
-
-    position: int = 0
-    line: int = 0
-    last_line: int = 0
-    last8: int = 0
-    word: int = 0
-    last_word: int = 0
-    column: int = 0
-    indent: int = 0
-    first: int = 0
-    above: int = 0
-
-    @property
-    def last(self) -> int:
-        """The last byte; 0 before the first."""
-        return self.last8 & 255
-
-    def append(self, ring: np.ndarray, byte: int) -> None:
-        """Go on by one byte; ring (bytes,) uint8 holds the last ones, each at its position modulo the size."""
-        mask = len(ring) - 1
-        ring[self.position & mask] = byte
-        self.last8 = (self.last8 << 8 | byte) & LOW_64
-        if byte in WORD_BYTES:
-            self.word = hash_of_two(self.word, byte + 1)
-        else:
-            self.last_word = self.word or self.last_word
-            self.word = 0
-        self.position = (self.position + 1) & LOW_64
-        if byte == ord("\n"):
-            self.last_line, self.line = self.line, self.position
-            self.indent = self.first = 0
-        elif not self.first:
-            if byte in b" \t":
-                self.indent = (self.indent + 1) & LOW_32
-            else:
-                self.first = byte
-        self.column = (self.position - self.line) & LOW_32
-        above = (self.last_line + self.column) & LOW_64
-        # The nearest bytes only, so that every size of the window gives the same contexts.
-        is_near = above < self.line and (self.position - above) & LOW_64 < LEAST_RING
-        self.above = int(ring[above & mask]) if is_near else 0
 
 
 @dataclass
@@ -188,8 +108,7 @@ class LargeHistory(ByteHistory):
             self.bracket = self.stack[(self.depth - 1) % STACK] if self.depth else 0
         self.bracket_text = hash_of_two(self.bracket_text, byte) if self.bracket else 0
 
-    def contexts(self, order_7: int) -> list[int]:
-        """Hashes of the contexts that only a large memory has; `order_7` is the hash of the last 7 bytes."""
+    def more_contexts(self, order_7: int) -> list[int]:
         last, last2, last4 = self.last, self.last8 & 65535, self.last8 & LOW_32
         word, before, third, fourth = self.plain
         after_1, after_2, after_3 = self.after_1[last], self.after_2[last2], self.after_3[self.places[0] & 65535]
@@ -239,40 +158,31 @@ class LargeHistory(ByteHistory):
             for context, numbers in enumerate(values, LONG_CONTEXTS)
         ]
 
+    def select_more(
+        self,
+        found: FoundCounts,
+        nodes: np.ndarray,
+        match_bits: np.ndarray,
+        match_levels: np.ndarray,
+        long_levels: np.ndarray,
+    ) -> tuple[tuple, np.ndarray, tuple]:
+        """Rows of further sets of weights and of the second mixer of the second layer; contexts of refinements."""
+        depths = NODE_DEPTHS[nodes]
+        newest, second, third = (self.classes >> shift for shift in (0, 8, 16))
+        rows = (
+            (self.last8 >> 8 & 255) * 8 + depths,
+            (self.bracket & 255) * 8 + depths,
+            (min(self.plain_length, 15) * 16 + (second & 15)) * 8 + depths,
+            ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
+            ((self.last >> 5) * 256 + nodes) * 2 + (self.bracket != 0),
+            sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
+            (found.match_byte + 1) * 3 + match_bits,
+            hash_of_two(self.last8 & 0xFFFF, 0) >> 20,
+            nodes * 8 + min(self.plain_length, 7),
+            hash_of_two(self.last8 & 0xFFFFFF, 5) >> 20,
+        )
+        contexts = (found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], self.classes & 0xFFFFFF)
+        return rows, 256 + (match_levels * 8 + depths) * 4 + long_levels, contexts
 
-@dataclass
-class ContextHashes:
-    """Hashes of the contexts at a position.
 
-    Args:
-        contexts: of the long-term memory, LONG_CONTEXTS of them.
-        text: of the last SHORT_MATCH and of the last LONG_INDEX bytes.
-        last: of the last byte.
-    """
-
-    contexts: list[int]
-    text: tuple[int, int]
-    last: int
-
-    @property
-    def recent(self) -> list[int]:
-        """Hashes of the contexts of the short-term memory."""
-        orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
-        return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
-
-
-def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
-    """Hashes of the contexts at the current position, from the last bytes and the history."""
-    mask, last, orders = len(ring) - 1, history.last, {0: 0}
-    for order in range(1, LONG_INDEX + 1):
-        byte = int(ring[(history.position - order) & mask]) + 1 if order <= history.position else 0
-        orders[order] = hash_of_two(orders[order - 1], byte)
-    contexts = [hash_of_two(orders[order], order) for order in ORDERS] + [0] * (LONG_CONTEXTS - len(ORDERS))
-    contexts[WORD] = hash_of_two(history.word, last + 1001)
-    contexts[WORDS] = hash_of_two(hash_of_two(history.word, history.last_word), last + 2002)
-    place = (history.indent * 256 + history.first) & LOW_32
-    contexts[INDENT] = hash_of_two(hash_of_two(place, history.word), last + 7007)
-    contexts[ABOVE] = hash_of_two(hash_of_two(history.above, last), 8008)
-    if isinstance(history, LargeHistory):
-        contexts += history.contexts(orders[7])
-    return ContextHashes(contexts, (orders[SHORT_MATCH], orders[LONG_INDEX]), hash_of_two(orders[1], 1))
+HISTORIES[True] = LargeHistory
