@@ -13,7 +13,6 @@ from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.export.formats import FORMATS
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
-from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 
 FORMAT = "hf_recurrent.export.3"  # raise the number with every change of the folder's content
 
@@ -124,7 +123,7 @@ def describe(
     import hf_recurrent
 
     module, config = StepModule(model), model.config
-    state = init_network_state(model, 1) if hasattr(model, "init_state") else model.model.init_state(1)
+    state = module.backbone.init_state(1)
     is_classifier = module.head is not None and not hasattr(model, "lm_head")
     return ExportSpecification(
         runtime=runtime,
