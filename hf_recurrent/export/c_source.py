@@ -7,6 +7,7 @@ buffer of a convolution, is stored in half precision; parts that are computed an
 """
 
 import re
+from textwrap import indent
 from typing import NamedTuple
 
 import torch
@@ -147,8 +148,9 @@ def _head(printer: CPrinter, note: str, weights: Weights | None) -> str:
         f"    {'uint16_t' if half else 'float'} {field}[{state.size}];"
         for field, half, state in zip(printer.fields, printer.halves, printer.states, strict=True)
     )
-    macros = [f"#define NAME_INPUTS {_num_inputs(printer)}", f"#define NAME_OUTPUTS {printer.num_outputs}"]
-    reads = f"`values` has {_num_inputs(printer)} elements"
+    num_inputs = 1 if printer.values is None else printer.values.size
+    macros = [f"#define NAME_INPUTS {num_inputs}", f"#define NAME_OUTPUTS {printer.num_outputs}"]
+    reads = f"`values` has {num_inputs} elements"
     if printer.values is None:
         reads = "`id` is the next token"
         if printer.vocab_size is not None:
@@ -156,7 +158,7 @@ def _head(printer: CPrinter, note: str, weights: Weights | None) -> str:
             reads += ", from 0 to NAME_VOCAB_SIZE - 1"
     includes = ["math.h", "stdint.h"] if weights is None else ["math.h", "stddef.h", "stdint.h", "string.h"]
     lines = "\n".join(f"#include <{header}>" for header in includes)
-    declaration = "" if weights is None else f"{weights.declaration()}"
+    declaration = "" if weights is None else weights.declaration()
     macros = "\n".join(macros)
     return f"""/*
 {comment}
@@ -176,10 +178,6 @@ void NAME_reset(struct NAME_state *state);
  * Returns 0, or 1 if the input is not allowed; then nothing is written. */
 {_signature(printer, weights)};
 """
-
-
-def _num_inputs(printer: CPrinter) -> int:
-    return printer.values.size if printer.values is not None else 1
 
 
 def _signature(printer: CPrinter, weights: Weights | None) -> str:
@@ -203,5 +201,4 @@ def _step(printer: CPrinter, body: str, floats: int, codes: int, weights: Weight
     if printer.vocab_size is not None:
         checks += ["id < 0", "id >= NAME_VOCAB_SIZE"]
     check = f"    if ({' || '.join(checks)}) return 1;\n" if checks else ""
-    lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return f"{_signature(printer, weights)} {{\n{memory}{check}{lines}\n    return 0;\n}}"
+    return f"{_signature(printer, weights)} {{\n{memory}{check}{indent(body, '    ')}\n    return 0;\n}}"

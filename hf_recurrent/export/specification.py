@@ -86,11 +86,6 @@ class ExportSpecification:
         """The zero state of B streams."""
         return {p.name: torch.zeros((batch_size, *p.shape), dtype=_DTYPES[p.dtype]) for p in self.state}
 
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """Type of the inputs: the type of token ids, or the state's for real values."""
-        return torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
-
     def check(self, inputs: torch.Tensor, state: RecurrentState) -> None:
         """Raise a ValueError unless inputs and state have the shapes of one step."""
         width = () if self.input_size is None else (self.input_size,)
@@ -99,8 +94,9 @@ class ExportSpecification:
             raise ValueError(f"`inputs` has shape {tuple(inputs.shape)}; it must be ({wanted}).")
         if len(inputs) > self.max_streams:
             raise ValueError(f"`inputs` has {len(inputs)} streams; this program reads at most {self.max_streams}.")
-        if inputs.dtype != self.input_dtype:
-            raise ValueError(f"`inputs` has type {inputs.dtype}; it must be {self.input_dtype}.")
+        dtype = torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
+        if inputs.dtype != dtype:
+            raise ValueError(f"`inputs` has type {inputs.dtype}; it must be {dtype}.")
         if self.vocab_size is not None:
             low, high = map(int, inputs.aminmax())
             if low < 0 or high >= self.vocab_size:
