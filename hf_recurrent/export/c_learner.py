@@ -94,8 +94,7 @@ def c_vector_learner(learner: VectorLearner, name: str = "model", numbers: str =
 
 class _Body:
     def __init__(self, printer: LearnerPrinter):
-        sizes = {number: memory.size for number, memory in printer.scratch.items()}
-        offsets, self.size = allocate(printer.statements, sizes)
+        offsets, self.size = allocate(printer.statements, printer.scratch)
         self.text = printer.body(offsets).replace("work[", "learner->work[")
         self.tables = used_tables(printer.tables, self.text)
         self.operations = printer.operations

@@ -60,10 +60,10 @@ class Part(NamedTuple):
         """The array as stored in the struct."""
         tensor = tensor.reshape(-1).float()
         if self.type == "int16_t":
-            return (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1).numpy().astype("<i2").tobytes()
-        if self.type == "uint16_t":
-            return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
-        return tensor.numpy().astype("<f4").tobytes()
+            tensor = (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1)
+        elif self.type == "uint16_t":
+            tensor = tensor.bfloat16().view(torch.int16)
+        return tensor.numpy().astype("<i2" if self.is_short else "<f4").tobytes()
 
     def decode(self, payload: bytes, at: int) -> torch.Tensor:
         """The elements, float32, that begin at a byte."""

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from hf_recurrent.export.c_footprint import Footprint, code_bytes
 from hf_recurrent.export.c_helpers import helpers_of
-from hf_recurrent.export.c_printer import CPrinter, Statement
+from hf_recurrent.export.c_printer import CPrinter, Memory, Statement
 from hf_recurrent.export.c_tables import Weights, collect_weights, used_tables
 from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
@@ -83,12 +83,9 @@ def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:
     return printer
 
 
-def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Offsets in one array of the memory with these sizes, and the size of the array.
-
-    What is not used at the same time shares memory.
-    """
-    first, last = {}, {}
+def allocate(statements: list[Statement], memory: dict[int, Memory]) -> tuple[dict[int, int], int]:
+    """Offsets of memory in one array, and the array's size; what is not used at the same time shares memory."""
+    sizes, first, last = {number: one.size for number, one in memory.items()}, {}, {}
     for time, statement in enumerate(statements):
         for number in (statement.writes | statement.reads) & sizes.keys():
             first.setdefault(number, time)
@@ -118,8 +115,7 @@ def named(text: str, name: str) -> str:
 def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bool = False) -> CFile:
     """The C99 file of a printed graph; `name` and `note` as in [`c_step`]."""
     (offsets, floats), (code_offsets, codes) = (
-        allocate(printer.statements, {number: memory.size for number, memory in part.items()})
-        for part in (printer.scratch, printer.codes)
+        allocate(printer.statements, part) for part in (printer.scratch, printer.codes)
     )
     body, weights = printer.body(offsets | code_offsets), None
     tables = used_tables(printer.tables, body)
