@@ -4,7 +4,7 @@ Shape letters: I inputs of a linear map.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hf_recurrent.kernels.step_graph import Node
@@ -12,8 +12,7 @@ from hf_recurrent.kernels.step_graph import Node
 # Of Thumb-2 with -Os, measured on steps and learners: between 0.23 and 0.31, and 0.40 for mGRADE's step.
 _CODE_BYTES_PER_CHARACTER = 0.26
 _OPERATIONS_PER_WEIGHT = {"adamw": 14, "rmsprop": 10, "sgd": 2}  # of the update, without the norm of the gradient
-_FREE_FUNCTIONS = {"copy": 0, "splat": 0, "set": 0}
-_FUNCTIONS = _FREE_FUNCTIONS | {"mul_add": 2, "rsqrt": 2, "sigmoid": 4, "softplus": 3, "gelu": 5}
+_FUNCTIONS = {"copy": 0, "splat": 0, "set": 0, "mul_add": 2, "rsqrt": 2, "sigmoid": 4, "softplus": 3, "gelu": 5}
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,39 @@ def code_bytes(text: str) -> int:
 
 def graph_operations(nodes: Iterable[Node]) -> int:
     """Arithmetic operations of nodes; a multiplication with an addition is two."""
-    return sum(_COUNTS[node.kind](node) for node in nodes if node.kind in _COUNTS)
+    return sum(map(_operations, nodes))
+
+
+def _operations(node: Node) -> int:
+    f, each = node.fields, node.output.width
+    match node.kind:
+        case "map":
+            return each * _FUNCTIONS.get(f["function"], 1)
+        case "embedding" | "ngrams":
+            return each
+        case "linear":  # int8 products, their scales, and activations as integers
+            return f["count"] * (f["width"] * (2 * f["depth"] + 3) + 6 * f["depth"])
+        case "norm":
+            return 8 * each
+        case "norm_backward":
+            return 14 * each
+        case "reduce":
+            return f["outer"] * f["count"] * f["inner"]
+        case "softmax":
+            return 5 * each
+        case "product":
+            return 2 * f["matrices"] * f["rows"] * f["depth"] * f["width"]
+        case "attention":
+            return f["heads"] * f["queries"] * f["keys"] * (4 * f["width"] + 6)
+        case "matmul":
+            return f["rows"] * f["width"] * (1 if f["depth"] == 1 else 2 * f["depth"])
+        case "lookup_backward":
+            return f["width"]
+        case "sensitivities":
+            of_gradient = 0 if node.operands[5] is None else 2 * f["channels"]
+            each_row = of_gradient + f["channels"] * (2 * f["channels"] + 2)
+            return f["rows"] * f["groups"] * f["columns"] * each_row
+    return 0  # only moves elements
 
 
 def update_operations(optimizer: str, num_trained: int) -> int:
@@ -72,57 +103,3 @@ def update_operations(optimizer: str, num_trained: int) -> int:
 def rows_operations(count: int, width: int) -> int:
     """Arithmetic operations of row-wise Adagrad for `count` rows, with the check of their gradient."""
     return width * (2 * count + 3) + 4 * count
-
-
-def _product(*names: str, factor: int = 1) -> Callable[[Node], int]:
-    def count(node: Node) -> int:
-        total = factor
-        for name in names:
-            total *= node.fields[name]
-        return total
-
-    return count
-
-
-def _each(factor: int) -> Callable[[Node], int]:
-    """`factor` operations per element of the output."""
-    return lambda node: factor * node.output.width
-
-
-def _linear(node: Node) -> int:
-    count, width, depth = (node.fields[name] for name in ("count", "width", "depth"))
-    return count * (width * (2 * depth + 3) + 6 * depth)  # int8 products, their scales, and activations as integers
-
-
-def _matmul(node: Node) -> int:
-    rows, depth, width = (node.fields[name] for name in ("rows", "depth", "width"))
-    return rows * width * (1 if depth == 1 else 2 * depth)
-
-
-def _attention(node: Node) -> int:
-    heads, queries, keys, width = (node.fields[name] for name in ("heads", "queries", "keys", "width"))
-    return heads * queries * keys * (4 * width + 6)
-
-
-def _sensitivities(node: Node) -> int:
-    channels, rows, groups, columns = (node.fields[name] for name in ("channels", "rows", "groups", "columns"))
-    of_gradient = 0 if node.operands[5] is None else 2 * channels
-    return rows * groups * columns * (of_gradient + channels * (2 * channels + 2))
-
-
-# Kinds that only move elements are absent.
-_COUNTS: dict[str, Callable[[Node], int]] = {
-    "map": lambda node: node.output.width * _FUNCTIONS.get(node.fields["function"], 1),
-    "embedding": _each(1),
-    "linear": _linear,
-    "ngrams": _each(1),
-    "norm": _each(8),
-    "norm_backward": _each(14),
-    "reduce": _product("outer", "count", "inner"),
-    "softmax": _each(5),
-    "product": _product("matrices", "rows", "depth", "width", factor=2),
-    "attention": _attention,
-    "matmul": _matmul,
-    "lookup_backward": _product("width"),
-    "sensitivities": _sensitivities,
-}

@@ -6,26 +6,27 @@ recording of the same program.
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, rows_operations, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
-from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES, count_plan
+from hf_recurrent.export.c_learner_counts import COPIED_CODE, STACK_BYTES, TABLE_BYTES
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
-from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
+from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, learner_setting, token_plan
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
 from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
 from hf_recurrent.export.c_source import allocate, named
 from hf_recurrent.export.c_tables import literal, used_tables
-from hf_recurrent.export.vector_block import VectorBlock, vector_plan, vector_setting
-from hf_recurrent.kernels.step_graph import UnsupportedOp
+from hf_recurrent.export.vector_block import VectorBlock, vector_plan
+from hf_recurrent.kernels.block_trace import BlockTrace
+from hf_recurrent.kernels.step_graph import UnsupportedOp, Value
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
-from hf_recurrent.learning_rules.rules import build_learning_rule
-from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.online.vector_learner import VectorLearner
 
 
@@ -59,14 +60,10 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
         raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
     _check(model, setting)
-    try:
-        block = CompiledBlock(build_learning_rule("rtrl", model), 1, 1, resets=False)
-        plan = LearnerPlan(block, setting, init_network_state(model, 1), counts=count_plan(model))
+    with _unsupported():
+        block, plan = token_plan(model, setting)
         learn = _print_block(block, plan, {}, ("nats", "nats[{}]"))
-        predict = _print_reading(CompiledReading(model), plan)
-    except (Uncompilable, UnsupportedOp) as error:
-        reason = str(error).rstrip(".")
-        raise ValueError(f"The learner cannot be exported to C: {reason}.") from error
+        predict = _print_reading(CompiledReading(model).record(), plan, {}, ("logits", "logits[{}]"))
     interface = token_interface(model.config.vocab_size, setting.end, predict.text, plan.counts)
     return _learner(plan, interface, learn, predict, name)
 
@@ -82,26 +79,37 @@ def c_vector_learner(learner: VectorLearner, name: str = "model", numbers: str =
     Raises:
         ValueError: the model, its units or the optimizer are not supported.
     """
-    _check(learner.model, vector_setting(learner, numbers))
+    _check(learner.model, learner_setting(learner, numbers))
     inputs = {"input": "input[{}]", "target": "target[{}]"}
-    try:
-        block = VectorBlock(learner)
-        plan = vector_plan(learner, block, numbers)
+    with _unsupported():
+        block, plan = vector_plan(learner, numbers)
         learn = _print_block(block, plan, inputs, ("error", "learner->error[{}]"))
-        trace, values = block.record(learns=False)
-        printer = LearnerPrinter(trace.graph, plan.layout(inputs), first_table=1000)
-        printer.write_results({"following": (values["following"], "values[{}]")}, [], "")
-    except UnsupportedOp as error:
-        raise ValueError(f"The learner cannot be exported to C: {str(error).rstrip('.')}.") from error
-    predict = _Body(printer)
-    config, targets = learner.model.config, None
-    if learner.has_targets:
-        targets = config.num_labels
+        predict = _print_reading(block.record(learns=False), plan, inputs, ("following", "values[{}]"))
+    config = learner.model.config
+    targets = config.num_labels if learner.has_targets else None
     interface = vector_interface(config.input_size, learner.settings.window, predict.text, targets)
     return _learner(plan, interface, learn, predict, name)
 
 
-def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "_Body", name: str) -> CLearner:
+class _Body:
+    def __init__(self, printer: LearnerPrinter):
+        offsets, self.size = allocate(printer.statements, printer.scratch)
+        self.text = printer.body(offsets).replace("work[", "learner->work[")
+        self.tables = used_tables(printer.tables, self.text)
+        self.operations = printer.operations
+        self.table_bytes = sum(len(table.binary()) for table in self.tables)
+
+
+@contextmanager
+def _unsupported() -> Iterator[None]:
+    """Inside, a reason why there is no learner in C becomes a ValueError."""
+    try:
+        yield
+    except (Uncompilable, UnsupportedOp) as error:
+        raise ValueError(f"The learner cannot be exported to C: {str(error).rstrip('.')}.") from error
+
+
+def _learner(plan: LearnerPlan, interface: Interface, learn: _Body, predict: _Body, name: str) -> CLearner:
     tables = [table.definition() for body in (learn, predict) for table in body.tables]
     text, functions, calls = learn.text, HELPERS | LEARNER_HELPERS, "NAME_norm_of("
     calls += " NAME_sum( NAME_change_rows(" if plan.table else ""
@@ -149,24 +157,14 @@ def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
     setting.check()
 
 
-class _Body:
-    def __init__(self, printer: LearnerPrinter):
-        sizes = {number: memory.size for number, memory in printer.scratch.items()}
-        offsets, self.size = allocate(printer.statements, sizes)
-        self.text = printer.body(offsets).replace("work[", "learner->work[")
-        self.tables = used_tables(printer.tables, self.text)
-        self.operations = printer.operations
-        self.table_bytes = sum(len(table.binary()) for table in self.tables)
-
-
 def _print_block(
     block: CompiledBlock | VectorBlock, plan: LearnerPlan, inputs: dict[str, str], result: tuple[str, str]
-) -> "_Body":
+) -> _Body:
     """The statements of a block with these inputs; `result` is one of its values and its C text."""
     trace, values = block.record()
     if trace.guards:
         raise UnsupportedOp("a copy of a weight")
-    printer = LearnerPrinter(trace.graph, plan.layout(inputs))
+    printer = LearnerPrinter(trace.graph, plan, inputs)
     results = {result[0]: (values[result[0]], result[1])}
     for name, value in values.items():
         if name.startswith("state "):
@@ -179,8 +177,11 @@ def _print_block(
     return _Body(printer)
 
 
-def _print_reading(reading: CompiledReading, plan: LearnerPlan) -> "_Body":
-    trace, values = reading.record()
-    printer = LearnerPrinter(trace.graph, plan.layout({}), first_table=1000)
-    printer.write_results({"logits": (values["logits"], "logits[{}]")}, [], "")
+def _print_reading(
+    recorded: tuple[BlockTrace, dict[str, Value]], plan: LearnerPlan, inputs: dict[str, str], result: tuple[str, str]
+) -> _Body:
+    """The statements of a step that does not learn; arguments as in [`_print_block`]."""
+    (trace, values), (name, text) = recorded, result
+    printer = LearnerPrinter(trace.graph, plan, inputs, first_table=1000)
+    printer.write_results({name: (values[name], text)}, [], "")
     return _Body(printer)

@@ -1,15 +1,16 @@
 """The functions of an exported learner that its user calls, for tokens and for vectors."""
 
 import re
+from textwrap import indent
 
 from hf_recurrent.export.c_learner_counts import BEGINS_BYTES, CountPlan
-from hf_recurrent.export.c_learner_text import Interface, indented
+from hf_recurrent.export.c_learner_text import Interface
 from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
 
 
 def token_interface(vocab_size: int, end: int | None, predict: str, counts: CountPlan | None) -> Interface:
     """The interface of a learner of tokens, whose statements `predict` compute `logits` from `id`."""
-    texts = {"PREDICT": indented(predict), "END": str(-1 if end is None else end)}
+    texts = {"PREDICT": indent(predict, "    "), "END": str(-1 if end is None else end)}
     texts |= dict.fromkeys(_COUNTED, "") if counts is None else _COUNTED
     functions = re.sub(r"\b([A-Z]{3,})\b", lambda match: texts.get(match[1], match[1]), _TOKENS)
     functions = re.sub(r"\n\n(?=    [^ ]|        const int outcome|    \})", "\n", functions)
@@ -98,7 +99,7 @@ def vector_interface(size: int, window: int, predict: str, targets: int | None =
         macros = f"#define NAME_INPUTS {size}\n#define NAME_TARGETS {targets}"
         no_context, known = "not returned by this learner", "0 between series"
         declarations, functions = _DECLARED_TARGETS, _TARGETS
-    texts = {"PREDICT": indented(predict), "LARGEST": f"{LARGEST_VALUE!r}f"}
+    texts = {"PREDICT": indent(predict, "    "), "LARGEST": f"{LARGEST_VALUE!r}f"}
     texts |= {"SMALLEST": f"{SMALLEST_ERROR!r}f", "WINDOW": f"{float(window)!r}f"}
     return Interface(
         title=f"A recurrent model that learns to predict {title}",

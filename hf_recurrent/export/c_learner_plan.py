@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from hf_recurrent.export.c_learner_counts import CountPlan
+from hf_recurrent.export.c_learner_counts import CountPlan, count_plan
 from hf_recurrent.export.c_learner_helpers import MOMENTS
-from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
 from hf_recurrent.export.formats import NUMBERS
+from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
 from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
+from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.vector_learner import VectorLearner
 
 if TYPE_CHECKING:
     from hf_recurrent.export.vector_block import VectorBlock
-    from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 
 SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
@@ -38,33 +40,30 @@ class Part(NamedTuple):
     Args:
         field: its name.
         size: elements.
-        is_half: True for bfloat16.
-        is_fixed: True for integers of 16 bits, `FIXED_SCALE` times the number.
+        type: in C; uint16_t is bfloat16, and int16_t `FIXED_SCALE` times the number.
     """
 
     field: str
     size: int
-    is_half: bool = False
-    is_fixed: bool = False
+    type: str = "float"
 
     @property
     def is_short(self) -> bool:
         """True for 16 bits."""
-        return self.is_half or self.is_fixed
+        return self.type != "float"
 
     @property
-    def type(self) -> str:
-        """The type of an element in C."""
-        return "int16_t" if self.is_fixed else "uint16_t" if self.is_half else "float"
+    def num_bytes(self) -> int:
+        return self.size * (2 if self.is_short else 4)
 
     def encode(self, tensor: torch.Tensor) -> bytes:
         """The array as stored in the struct."""
         tensor = tensor.reshape(-1).float()
-        if self.is_fixed:
-            return (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1).numpy().astype("<i2").tobytes()
-        if self.is_half:
-            return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
-        return tensor.numpy().astype("<f4").tobytes()
+        if self.type == "int16_t":
+            tensor = (tensor * FIXED_SCALE).round().clamp(-(1 << 15), (1 << 15) - 1)
+        elif self.type == "uint16_t":
+            tensor = tensor.bfloat16().view(torch.int16)
+        return tensor.numpy().astype("<i2" if self.is_short else "<f4").tobytes()
 
     def decode(self, payload: bytes, at: int) -> torch.Tensor:
         """The elements, float32, that begin at a byte."""
@@ -72,7 +71,7 @@ class Part(NamedTuple):
         if not self.is_short:
             return torch.from_numpy(array.astype(np.float32))
         shorts = torch.from_numpy(array.astype(np.int16))
-        return shorts / FIXED_SCALE if self.is_fixed else shorts.view(torch.bfloat16).float()
+        return shorts / FIXED_SCALE if self.type == "int16_t" else shorts.view(torch.bfloat16).float()
 
 
 class TrainedTable(NamedTuple):
@@ -138,13 +137,15 @@ class LearnerSetting:
         raise ValueError("`setting.optimizer` must have RowwiseAdagrad for the table of n-grams.")
 
 
-def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> LearnerSetting:
-    """Settings of a learner of tokens.
+def learner_setting(learner: OnlineLearner | VectorLearner, numbers: str = "float32") -> LearnerSetting:
+    """Settings of a learner.
 
     Raises:
-        ValueError: it does not learn by the rule "rtrl" with stride 1.
+        ValueError: a learner of tokens does not learn by the rule "rtrl" with stride 1.
     """
     settings = learner.settings
+    if isinstance(learner, VectorLearner):
+        return LearnerSetting(learner.optimizer, settings.max_grad_norm, None, numbers)
     if not settings.learn or (settings.rule, settings.stride, settings.update_every) != ("rtrl", 1, 1):
         raise ValueError("`learner` must learn by the rule 'rtrl' with stride 1, as a learner in C does.")
     return LearnerSetting(learner.step.optimizer, settings.max_grad_norm, learner.end, numbers)
@@ -179,24 +180,24 @@ class LearnerPlan:
         self.setting, self.scales, self.counts = setting, dict(scales or {}), counts
         self.kind = _KINDS[type(setting.dense)]
         self.parameters = block.parameters
-        self.trained = trained = list(block.gradients)
-        matrices = [name for name in trained if setting.numbers == "int16" and self.parameters[name].dim() > 1]
-        trained.sort(key=lambda name: name not in matrices)
-        self.num_fixed = sum(self.parameters[name].numel() for name in matrices)
-        self.names = [*trained, *(name for name in self.parameters if name not in block.gradients)]
-        self.num_orders = len(getattr(block.rule.model.config, "ngram_orders", None) or ())
-        self.offsets, at = {}, 0
+        sizes = {name: parameter.numel() for name, parameter in self.parameters.items()}
+        matrices = {name for name in sizes if setting.numbers == "int16" and self.parameters[name].dim() > 1}
+        self.trained = trained = sorted(block.gradients, key=lambda name: name not in matrices)
+        self.names = [*trained, *(name for name in sizes if name not in block.gradients)]
+        self.offsets, self.num_weights = {}, 0
         for name in self.names:
-            self.offsets[name] = at
-            at += self.parameters[name].numel()
-        self.num_weights = at
-        self.num_trained = sum(self.parameters[name].numel() for name in trained)
+            self.offsets[name] = self.num_weights
+            self.num_weights += sizes[name]
+        self.num_trained = sum(sizes[name] for name in trained)
+        self.num_fixed = sum(sizes[name] for name in trained if name in matrices)
+        self.num_orders = len(getattr(block.rule.model.config, "ngram_orders", None) or ())
         self.fields: dict[str, tuple[str, int]] = {}
         for part, tensors in (("state", state), ("carried", block.rule.init_carried(1))):
             for name, tensor in tensors.items():
                 field = re.sub(r"\W", "_", f"{part}_{name}")
                 self.fields[f"{part} {name}"] = field, tensor.numel()
-        self.rates = list(self._rates(trained))
+        self.learning_rate = float(setting.dense.param_groups[0]["lr"])
+        self.rates = self._rates()
         self.table = self._trained_table(block)
         if self.table is not None:
             self.scales["row_sums"] = self.table.height
@@ -209,12 +210,10 @@ class LearnerPlan:
         group = self.setting.table_group(parameter)
         return TrainedTable(name, *parameter.shape, float(group["lr"]), group["eps"])
 
-    def _rates(self, trained: list[str]) -> Iterator[tuple[int, int, float]]:
-        groups = self.setting.dense.param_groups
-        rate_of = {p: group["lr"] for group in groups for p in group["params"]}
-        self.learning_rate = float(groups[0]["lr"])
+    def _rates(self) -> list[tuple[int, int, float]]:
+        rate_of = {p: group["lr"] for group in self.setting.dense.param_groups for p in group["params"]}
         segments: list[tuple[int, int, float]] = []
-        for name in trained:
+        for name in self.trained:
             parameter, begin = self.parameters[name], self.offsets[name]
             if parameter not in rate_of:
                 raise ValueError(f"`setting.optimizer` does not have the parameter `{name}`.")
@@ -222,7 +221,7 @@ class LearnerPlan:
             if segments and segments[-1][2] == factor and begin != self.num_fixed:
                 begin = segments.pop()[0]
             segments.append((begin, end, factor))
-        yield from segments
+        return segments
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -238,31 +237,39 @@ class LearnerPlan:
     def weight_parts(self) -> list[Part]:
         """Arrays of weights, in the order of the struct."""
         parts = [Part("weights", self.num_weights - self.num_fixed)]
-        return [*parts, Part("fixed", self.num_fixed, is_fixed=True)] if self.num_fixed else parts
+        return [*parts, Part("fixed", self.num_fixed, "int16_t")] if self.num_fixed else parts
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the file of weights, without counts."""
-        return sum(part.size * (2 if part.is_short else 4) for part in self.weight_parts)
+        return sum(part.num_bytes for part in self.weight_parts)
 
-    def split_weights(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Field → its elements, of all weights in the order of `names`."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Field → its elements, of all weights as they are now."""
+        flat = torch.cat([self.parameters[name].detach().reshape(-1) for name in self.names])
         return {"fixed": flat[: self.num_fixed], "weights": flat[self.num_fixed :]}
 
     def join_weights(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The opposite of [`split_weights`]."""
+        """All weights one after another, of such fields."""
         return torch.cat([values[name] for name in ("fixed", "weights") if name in values])
+
+    def split(self, flat: torch.Tensor, names: list[str]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Named parameters, each with its part of elements that lie one after another."""
+        parameters = [self.parameters[name] for name in names]
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            yield parameter, part.view_as(parameter)
 
     @property
     def parts(self) -> list[Part]:
         """Arrays of `struct NAME_saved`, in order; 16-bit ones are last, and their number is even."""
-        parts = self.weight_parts + [Part(m, self.num_trained, self.is_narrow) for m in self.moments]
+        narrow = "uint16_t" if self.is_narrow else "float"
+        parts = self.weight_parts + [Part(moment, self.num_trained, narrow) for moment in self.moments]
         for name, (field, size) in self.fields.items():
-            parts.append(Part(field, size, self.is_narrow and name.startswith("carried")))
+            parts.append(Part(field, size, narrow if name.startswith("carried") else "float"))
         parts += [Part(name, size) for name, size in self.scales.items()]
         if sum(part.size for part in parts if part.is_short) % 2:
-            parts.append(Part("unused", 1, is_half=True))
-        words = sum(part.size if part.is_short else 2 * part.size for part in parts) // 2
+            parts.append(Part("unused", 1, "uint16_t"))
+        words = sum(part.num_bytes for part in parts) // 4
         if (words + 3 + self.is_narrow) % 2 and self.counts is not None:
             parts.append(Part("alignment", 1))  # after the integers of 64 bits of a count memory
         return sorted(parts, key=lambda part: part.is_short)
@@ -280,7 +287,7 @@ class LearnerPlan:
     @property
     def saved_bytes(self) -> int:
         """Size of `struct NAME_saved`."""
-        size = sum(part.size * (2 if part.is_short else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        size = sum(part.num_bytes for part in self.parts) + 4 * (3 + self.is_narrow)
         return size + (0 if self.counts is None else self.counts.size)
 
     @property
@@ -292,15 +299,8 @@ class LearnerPlan:
         counts = [] if self.counts is None else [f"counts {self.counts.memory.shape}"]
         return zlib.crc32("\n".join([*shapes, *fields, *kinds, *counts]).encode())
 
-    def layout(self, inputs: Mapping[str, str]) -> Layout:
-        """For a printer, with the C text of further inputs of the graph."""
-        fields = {name: f"learner->saved.{field}[{{}}]" for name, (field, _) in self.fields.items()}
-        parameters = [(self.parameters[name].detach(), at) for name, at in self.offsets.items()]
-        return Layout(parameters, fields | dict(inputs), self.num_fixed)
-
     def weights_file(self) -> bytes:
-        flat = torch.cat([self.parameters[name].detach().reshape(-1) for name in self.names])
-        fields = self.split_weights(flat)
+        fields = self.weights()
         counts = b"" if self.counts is None or self.counts.is_empty else self.counts.learned()
         weights = b"".join(part.encode(fields[part.field]) for part in self.weight_parts)
         return self.file(WEIGHTS_MAGIC, counts + weights)
@@ -309,3 +309,13 @@ class LearnerPlan:
         """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and the payload."""
         words = (magic, FILE_VERSION, len(payload), self.checksum, zlib.crc32(payload))
         return b"".join(word.to_bytes(4, "little") for word in words) + payload
+
+
+def token_plan(model: torch.nn.Module, setting: LearnerSetting) -> tuple[CompiledBlock, LearnerPlan]:
+    """The block of one byte of a language model, and the layout of its learner.
+
+    Raises:
+        Uncompilable: the kernel cannot compute the block.
+    """
+    block = CompiledBlock(build_learning_rule("rtrl", model), 1, 1, resets=False)
+    return block, LearnerPlan(block, setting, init_network_state(model, 1), counts=count_plan(model))

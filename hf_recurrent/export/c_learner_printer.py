@@ -1,7 +1,7 @@
 """The graph of a block of one byte, forward and backward pass, as statements of C99 with weights that change."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,43 +11,35 @@ from hf_recurrent.export.c_printer import CPrinter, Memory
 from hf_recurrent.export.c_tables import literal
 from hf_recurrent.kernels.step_graph import Buffer, Node, Slice, StepGraph, UnsupportedOp, Value
 
+if TYPE_CHECKING:
+    from hf_recurrent.export.c_learner_plan import LearnerPlan
+
 MOST_CHANNELS = 4  # of a group
-
-
-class Layout(NamedTuple):
-    """Addresses of the tensors of a learner.
-
-    Args:
-        parameters: weights in memory, and their offsets in the array of weights; gradients have the same ones.
-        inputs: name of an input of the graph → C text of its element, with {} for the offset.
-        num_fixed: weights below this offset are matrices in fixed point.
-    """
-
-    parameters: list[tuple[Tensor, int]]
-    inputs: Mapping[str, str]
-    num_fixed: int = 0
 
 
 class LearnerPrinter(CPrinter):
     """Prints a graph of a learner.
 
     Args:
-        graph: of one byte, with the inputs `ids`, `labels` and the layout's.
-        layout: of the learner's memory.
+        graph: of one byte, with the inputs `ids`, `labels`, `state NAME`, `carried NAME` and those of `inputs`.
+        plan: of the learner's memory.
+        inputs: name of a further input → C text of its element, with {} for the offset.
         first_table: number of the first constant array, so that two graphs have arrays of different names.
     """
 
-    def __init__(self, graph: StepGraph, layout: Layout, first_table: int = 0):
+    def __init__(self, graph: StepGraph, plan: "LearnerPlan", inputs: Mapping[str, str], first_table: int = 0):
         super().__init__(graph, {}, first_table)
-        self._parameters = {weight.data_ptr(): (weight, offset) for weight, offset in layout.parameters}
-        self._num_fixed = layout.num_fixed
+        weights = ((plan.parameters[name].detach(), offset) for name, offset in plan.offsets.items())
+        self._parameters = {weight.data_ptr(): (weight, offset) for weight, offset in weights}
+        self._num_fixed = plan.num_fixed
         self._weights: dict[int, Memory] = {}
         self._plain: set[int] = set()
         self._targets: dict[Buffer, Memory] = {}  # results that are written where a gradient lies
         self._added_rows: set[Buffer] = set()  # gradients of an embedding that are added to such a result
+        texts = {name: f"learner->saved.{field}[{{}}]" for name, (field, _) in plan.fields.items()} | dict(inputs)
         for buffer in graph.buffers:
-            if buffer.name in layout.inputs:
-                self._values[buffer] = self._new_plain(buffer.width, layout.inputs[buffer.name]).expression()
+            if buffer.name in texts:
+                self._values[buffer] = self._new_plain(buffer.width, texts[buffer.name]).expression()
             elif buffer.name == "ids":  # as a number, in the history of n-grams
                 self._values[buffer] = Expression(torch.Size((buffer.width,)), "(float)id")
 
@@ -167,12 +159,12 @@ class LearnerPrinter(CPrinter):
         factors, orders = (torch.tensor(node.fields[name]) for name in ("factors", "orders"))
         if node.fields["steps"] != 1:
             raise UnsupportedOp("n-grams of several bytes")
-        windows, of_windows = self._contiguous(self._read(node.operands[0], len(factors)))
-        table, of_table = self._contiguous(self._read(node.operands[1], len(orders) * rows * width))
+        windows, of_windows = self._array(node.operands[0], len(factors))
+        table, of_table = self._array(node.operands[1], len(orders) * rows * width)
         memory = self._new_scratch(node.output.width)
         tables = f"{self._table('uint32_t', factors)}, {self._table('uint16_t', orders)}"
         find = f"NAME_ngram_rows({tables}, {windows}, learner->rows, {len(orders)}, {rows}, {len(factors)});"
-        read = f"NAME_read_rows({table}, learner->rows, &{memory.access('0')}, {len(orders)}, {width});"
+        read = f"NAME_read_rows({table}, learner->rows, {memory.pointer}, {len(orders)}, {width});"
         self._state(f"{find}\n{read}", memory, {of_windows, of_table})
         return memory.expression()
 
@@ -199,40 +191,39 @@ class LearnerPrinter(CPrinter):
             for k, (one, size) in enumerate(operands)
         )
         memory = self._result(node)
-        y = f"&{memory.access('0')}"
         if is_outer:
-            call = f"outer({a}, {b}, {y}, {rows}, {width})"
+            call = "outer", a, b, rows, width
         elif is_map:
-            call = f"map{b_type}({b}, {a}, {y}, {width}, {depth})"
+            call = f"map{b_type}", b, a, width, depth
         elif is_back:
-            call = f"map_back{b_type}({a}, {b}, {y}, {depth}, {width})"
+            call = f"map_back{b_type}", a, b, depth, width
         elif width == 1 and f["a_depth"] == 1:
-            call = f"map{a_type}({a}, {b}, {y}, {rows}, {depth})"
+            call = f"map{a_type}", a, b, rows, depth
         else:
             raise UnsupportedOp("a product of two matrices")
-        return self._rowwise(call, 1, memory, {of_a, of_b})
+        function, first, second, *sizes = call
+        return self._call(function, 1, memory, {of_a, of_b}, first, second, memory.pointer, *sizes)
 
     def _print_norm_backward(self, node: Node) -> Expression:
         width, count = node.fields["width"], node.fields["count"]
-        (x, of_x), (grad, of_grad) = (self._contiguous(self._read(one, width * count)) for one in node.operands)
-        memory = self._new_scratch(node.output.width)
-        call = f"norm_backward({literal(node.fields['eps'])}, {x} + {width} * row, {grad} + {width} * row, "
-        call += f"&{memory.access('0')} + {width} * row, {width})"
-        return self._rowwise(call, count, memory, {of_x, of_grad})
+        (x, of_x), (grad, of_grad) = (self._array(one, width * count) for one in node.operands)
+        eps, memory = literal(node.fields["eps"]), self._new_scratch(node.output.width)
+        arrays = (x, width), (grad, width), (memory.pointer, width)
+        return self._call("norm_backward", count, memory, {of_x, of_grad}, eps, *arrays, width)
 
     def _print_nll_loss(self, node: Node) -> Expression:
         self._check_byte(node, "labels")
-        x, number = self._contiguous(self._read(node.operands[0], node.fields["width"]))
+        x, number = self._array(node.operands[0], node.fields["width"])
         memory = self._new_scratch(1)
         self._state(f"{memory.access('0')} = -({x})[label];", memory, {number})
         return memory.expression()
 
     def _print_nll_loss_backward(self, node: Node) -> Expression:
         self._check_byte(node, "labels")
-        grad, number = self._contiguous(self._read(node.operands[0], 1))
+        grad, number = self._array(node.operands[0], 1)
         memory = self._new_scratch(node.output.width)
         clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;"
-        self._state(f"{clear}\n(&{memory.access('0')})[label] = -*({grad});", memory, {number})
+        self._state(f"{clear}\n({memory.pointer})[label] = -*({grad});", memory, {number})
         return memory.expression()
 
     def _print_lookup(self, node: Node) -> Expression:
@@ -248,9 +239,9 @@ class LearnerPrinter(CPrinter):
     def _print_lookup_backward(self, node: Node) -> Expression:
         self._check_byte(node, "ids")
         width, memory = node.fields["width"], self._result(node)
-        x, number = self._contiguous(self._read(node.operands[0], width))
+        x, number = self._array(node.operands[0], width)
         clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;\n"
-        add = f"for (int i = 0; i < {width}; i++) (&{memory.access('0')})[(long)id * {width} + i] += ({x})[i];"
+        add = f"for (int i = 0; i < {width}; i++) ({memory.pointer})[(long)id * {width} + i] += ({x})[i];"
         self._state(add if node.output in self._added_rows else clear + add, memory, {number})
         return memory.expression()
 
@@ -279,7 +270,7 @@ class LearnerPrinter(CPrinter):
             memory, gradient = self._new_scratch(1), "0"
         else:
             memory = self._result(node)
-            gradient = f"&{memory.access('0')}"
+            gradient = memory.pointer
             value = self._read(node.operands[5], memory.size)
             if value.text != "{0}" or not torch.equal(value.leaves[0], memory.addresses()):
                 self._assign(memory, value)

@@ -1,13 +1,12 @@
 """The file of a learner in C, written from an `OnlineLearner` or a `VectorLearner`, and read into one."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_recurrent.export.c_learner_counts import count_plan
 from hf_recurrent.export.c_learner_plan import (
     FILE_VERSION,
     FIRST_RANDOM,
@@ -15,14 +14,12 @@ from hf_recurrent.export.c_learner_plan import (
     SAVED_MAGIC,
     LearnerPlan,
     learner_setting,
+    token_plan,
 )
 from hf_recurrent.export.formats import NUMBERS
-from hf_recurrent.export.vector_block import VectorBlock, vector_plan
-from hf_recurrent.learning_rules.compiled_block import CompiledBlock
+from hf_recurrent.export.vector_block import vector_plan
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
-from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
-from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.vector_learner import VectorLearner
 
@@ -55,16 +52,12 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
         read = learner.bytes_read % (1 << 32)
     states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
     zeros = [torch.zeros_like(plan.parameters[name]) for name in plan.trained]
-    values = plan.split_weights(_joined(plan.parameters[name].detach() for name in plan.names)) | scales
+    values = plan.weights() | scales
     for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
-        values[field] = _joined(of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True))
+        moments = [of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True)]
+        values[field] = torch.cat([tensor.reshape(-1) for tensor in moments])
     # In C, the state is zero as soon as an episode begins.
-    for part, own in (("state", stream.state), ("carried", stream.carried)):
-        values |= {
-            plan.fields[f"{part} {name}"][0]: tensor * (not begins)
-            for name, tensor in own.items()
-            if name != STATE_PART
-        }
+    values |= {field: tensor * (not begins) for field, tensor in _state_fields(stream, plan)}
     counts = b"" if plan.counts is None else plan.counts.encoded(stream.state[STATE_PART], begins and last >= 0)
     payload = counts + b"".join(part.encode(values.get(part.field, torch.zeros(part.size))) for part in plan.parts)
     random = [FIRST_RANDOM] if plan.is_narrow else []
@@ -89,22 +82,23 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     updates, read = np.frombuffer(payload[-12:-4], dtype="<u4").tolist()
     last = int.from_bytes(payload[-4:], "little", signed=True)
     with torch.no_grad():
-        for name, part in zip(plan.names, plan.join_weights(values).split(_sizes(plan, plan.names)), strict=True):
-            plan.parameters[name].copy_(part.view_as(plan.parameters[name]))
+        for parameter, part in plan.split(plan.join_weights(values), plan.names):
+            parameter.copy_(part)
     trained = plan.trained if plan.moments else []
     states = {plan.parameters[name]: {"step": torch.tensor(float(updates))} for name in trained}
     for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
-        for name, part in zip(trained, values[field].split(_sizes(plan, trained)), strict=True):
-            states[plan.parameters[name]][moment] = part.view_as(plan.parameters[name]).clone()
+        for parameter, part in plan.split(values[field], trained):
+            states[parameter][moment] = part.clone()
     stream = learner if isinstance(learner, VectorLearner) else learner.stream
-    for part, own in (("state", stream.state), ("carried", stream.carried)):
-        for name, tensor in own.items():
-            if name == STATE_PART:
-                continue
-            tensor.copy_(values[plan.fields[f"{part} {name}"][0]].view_as(tensor))
+    for field, tensor in _state_fields(stream, plan):
+        tensor.copy_(values[field].view_as(tensor))
     if isinstance(learner, VectorLearner):
-        _load_vectors(learner, updates, states, {name: values[name] for name in plan.scales})
-        learner.vectors_read = read
+        learner.updates, learner.vectors_read = updates, read
+        learner.optimizer.state.clear()
+        if updates:
+            learner.optimizer.state.update(states)
+        for name in plan.scales:
+            setattr(learner, name, values[name].to(learner.model.dtype, copy=True))
         if not last:
             learner.reset()
         return
@@ -118,8 +112,12 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     learner.stream.last, learner.stream.waiting = (None if last < 0 else (last, begins)), []
 
 
-def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def _state_fields(stream: Any, plan: LearnerPlan) -> Iterator[tuple[str, torch.Tensor]]:
+    """Fields of the struct with the parts of the network's state and of the sensitivities."""
+    for part, own in (("state", stream.state), ("carried", stream.carried)):
+        for name, tensor in own.items():
+            if name != STATE_PART:
+                yield plan.fields[f"{part} {name}"][0], tensor
 
 
 def _decoded(payload: bytes, plan: LearnerPlan) -> dict[str, torch.Tensor]:
@@ -127,37 +125,20 @@ def _decoded(payload: bytes, plan: LearnerPlan) -> dict[str, torch.Tensor]:
     values, at = {}, 0
     for part in plan.parts:
         values[part.field] = part.decode(payload, at)
-        at += part.size * (2 if part.is_short else 4)
+        at += part.num_bytes
     return values
-
-
-def _load_vectors(
-    learner: VectorLearner, updates: int, states: dict[Any, dict], scales: dict[str, torch.Tensor]
-) -> None:
-    learner.updates = updates
-    learner.optimizer.state.clear()
-    if updates:
-        learner.optimizer.state.update(states)
-    for name, tensor in scales.items():
-        setattr(learner, name, tensor.to(learner.model.dtype, copy=True))
 
 
 def _plan(learner: OnlineLearner | VectorLearner, numbers: str) -> LearnerPlan:
     if isinstance(learner, VectorLearner):
-        return vector_plan(learner, VectorBlock(learner), numbers)
+        return vector_plan(learner, numbers)[1]
     setting = learner_setting(learner, numbers)
     if learner.stream.waiting:
         raise ValueError("`learner` has bytes that wait to be learned.")
     try:
-        block = CompiledBlock(build_learning_rule("rtrl", learner.model), 1, 1, resets=False)
-        state = init_network_state(learner.model, 1)
-        return LearnerPlan(block, setting, state, counts=count_plan(learner.model))
+        return token_plan(learner.model, setting)[1]
     except Uncompilable as error:
         raise ValueError(f"`learner` is not supported in C: {error}.") from error
-
-
-def _sizes(plan: LearnerPlan, names: list[str]) -> list[int]:
-    return [plan.parameters[name].numel() for name in names]
 
 
 def _checked(content: bytes, plan: LearnerPlan, allowed: tuple[int, int]) -> bytes:

@@ -1,5 +1,6 @@
 """The header and the source file around the statements of an exported learner."""
 
+from textwrap import indent
 from typing import NamedTuple
 
 from hf_recurrent.export.c_learner_plan import FILE_VERSION, FIRST_RANDOM, HEADER_BYTES, SAVED_MAGIC, LearnerPlan
@@ -117,17 +118,13 @@ def source_text(plan: LearnerPlan, interface: Interface, definitions: list[str],
     parts = ['#include "NAME.h"\n\n#include <math.h>\n#include <string.h>', *definitions, CRC32, _FILES, _forget(plan)]
     block = f"""/* Forward and backward pass of one step, sensitivities, weights, state. */
 static int NAME_block(struct NAME_learner *learner, {interface.block}) {{
-{indented(learn)}
+{indent(learn, "    ")}
     return NAME_OK;
 }}"""
     reset = f"void NAME_reset(struct NAME_learner *learner) {{\n    {interface.begin}\n}}"
     counts = [] if plan.counts is None else [plan.counts.source()]
     parts += [*counts, update, _update(plan), block, interface.functions, reset, _file_interface(plan, interface)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def indented(body: str) -> str:
-    return "\n".join(f"    {line}" for line in body.splitlines())
 
 
 _FILES = """/* The payload of a file, or null if it is not what it must be. */
@@ -193,7 +190,7 @@ def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     for part in plan.weight_parts:
         place = f"payload + {at}" if at else "payload"
         copies.append(f"memcpy(learner->saved.{part.field}, {place}, sizeof learner->saved.{part.field});")
-        at += part.size * (2 if part.is_short else 4)
+        at += part.num_bytes
     copied = "\n    ".join(copies)
     rate = "" if plan.table is None else literal(plan.table.rate)
     table = f"learner->table_learning_rate = {rate};\n    " if rate else ""

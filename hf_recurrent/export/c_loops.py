@@ -6,7 +6,7 @@ memory in C.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,11 +56,8 @@ class Loop:
     columns: int
     first: list[int]
     step: list[int]
+    row_step: list[int]
     rows: int = 1
-    row_step: list[int] = field(default_factory=list)
-
-    def __post_init__(self):
-        self.row_step = self.row_step or [0] * len(self.first)
 
 
 def find_loops(leaves: list[Tensor]) -> list[Loop] | None:
@@ -78,7 +75,7 @@ def find_loops(leaves: list[Tensor]) -> list[Loop] | None:
             stops = (turns[begin + 1 :] | ~same_buffer[begin + 1 :]).nonzero()
             end = begin + 2 + int(stops[0]) if len(stops) else count
         step = steps[:, begin].tolist() if end - begin > 1 else [0] * len(leaves)
-        runs.append(Loop(end - begin, addresses[:, begin].tolist(), step))
+        runs.append(Loop(end - begin, addresses[:, begin].tolist(), step, [0] * len(leaves)))
         begin = end
         if len(runs) > 64 * _MOST_LOOPS:
             return None

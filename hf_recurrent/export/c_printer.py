@@ -28,6 +28,7 @@ class Memory:
     def __init__(self, number: int, size: int, access: Callable[[str], str], values: Tensor | None = None):
         self.number, self.base = number, number << ADDRESS_BITS
         self.size, self.access, self.values = size, access, values
+        self.pointer = f"&{access('0')}"
 
     def addresses(self) -> Tensor:
         return self.base + torch.arange(self.size)
@@ -239,6 +240,10 @@ class CPrinter:
             return self._contiguous(self._store(value))
         return f"&{self.memory[number].access(str(int(addresses[0]) & OFFSET_MASK))}", number
 
+    def _array(self, operand: Slice, width: int) -> tuple[str, int]:
+        """[`_contiguous`] of an operand with that many elements."""
+        return self._contiguous(self._read(operand, width))
+
     def _is_plain(self, number: int | None) -> bool:
         """True for the number of memory that is a float array as it is."""
         return number in self.scratch or (self.values is not None and number == self.values.number)
@@ -308,11 +313,19 @@ class CPrinter:
         text = re.sub(r"\{(\d+)\}", lambda match: operands[1 + int(match[1])], value.text)
         return [f"for (int i = 0; i < {len(leaves[0])}; i++) {operands[0]} = {bare(text)};"]
 
-    def _rowwise(self, call: str, rows: int, target: Memory, reads: set[int]) -> Expression:
-        """A call for each of `rows` rows; `call` is its text with the counter `row`."""
+    def _call(
+        self, function: str, rows: int, target: Memory, reads: set[int], *arguments: str | int | tuple[str, int]
+    ) -> Expression:
+        """A call for each of `rows` rows; a pair is an array and the distance of its rows."""
+
+        def text(argument: str | int | tuple[str, int]) -> str:
+            if not isinstance(argument, tuple):
+                return str(argument)
+            array, step = argument
+            return array if rows == 1 else f"{array} + {offset_text(0, step, 0)}"
+
         loop = f"for (int row = 0; row < {rows}; row++) " if rows > 1 else ""
-        call = call if rows > 1 else re.sub(r" \+ (\d+ \* )?row\b( \* \d+)?", "", call)
-        self._state(f"{loop}NAME_{call};", target, reads)
+        self._state(f"{loop}NAME_{function}({', '.join(map(text, arguments))});", target, reads)
         return target.expression()
 
     # ---- Nodes
@@ -379,23 +392,19 @@ class CPrinter:
     def _print_ngrams(self, node: Node) -> Expression:
         steps, rows, width = (node.fields[name] for name in ("steps", "rows", "width"))
         factors, orders = (torch.tensor(node.fields[name]) for name in ("factors", "orders"))
-        windows, number = self._contiguous(self._read(node.operands[0], steps * len(factors)))
-        table, scale = self._rows(node.fields["weight"])
-        factors, lengths = self._table("uint32_t", factors), self._table("uint16_t", orders)
-        memory = self._new_scratch(node.output.width)
-        call = f"ngrams({table}, {scale}, {factors}, {lengths}, {windows} + {len(node.fields['factors'])} * row, "
-        call += f"&{memory.access('0')} + {len(orders) * width} * row, "
-        call += f"{len(orders)}, {rows}, {len(node.fields['factors'])}, {width})"
-        return self._rowwise(call, steps, memory, {number})
+        windows, number = self._array(node.operands[0], steps * len(factors))
+        table = *self._rows(node.fields["weight"]), self._table("uint32_t", factors), self._table("uint16_t", orders)
+        memory, sizes = self._new_scratch(node.output.width), (len(orders), rows, len(factors), width)
+        arrays = (windows, len(factors)), (memory.pointer, len(orders) * width)
+        return self._call("ngrams", steps, memory, {number}, *table, *arrays, *sizes)
 
     def _print_linear(self, node: Node) -> Expression:
         count, width, depth = (node.fields[name] for name in ("count", "width", "depth"))
         codes, x_scale = self._quantize(self._read(node.operands[0], count * depth), count, depth)
-        table, scale = self._rows(node.fields["weight"])
-        memory = self._new_scratch(node.output.width)
-        call = f"linear({table}, {scale}, {self._vector(node.operands[1])}, &{codes.access('0')} + {depth} * row, "
-        call += f"&{x_scale.access('0')} + row, &{memory.access('0')} + {width} * row, {width}, {depth})"
-        return self._rowwise(call, count, memory, {codes.number, x_scale.number})
+        weight = *self._rows(node.fields["weight"]), self._vector(node.operands[1])
+        memory, reads = self._new_scratch(node.output.width), {codes.number, x_scale.number}
+        arrays = (codes.pointer, depth), (x_scale.pointer, 1), (memory.pointer, width)
+        return self._call("linear", count, memory, reads, *weight, *arrays, width, depth)
 
     def _quantize(self, value: Expression, count: int, depth: int) -> tuple[Memory, Memory]:
         """16-bit integers of `count` rows and their scales, computed once for all maps of the same rows."""
@@ -403,20 +412,18 @@ class CPrinter:
         key = x, count, depth
         if key not in self._quantized:
             codes, scale = self._quantized[key] = self._new_codes(count * depth), self._new_scratch(count)
-            call = f"quantize({x} + {depth} * row, {literal(largest_code(depth))}, "
-            call += f"&{codes.access('0')} + {depth} * row, &{scale.access('0')} + row, {depth})"
-            self._rowwise(call, count, codes, {number})
+            results, most = ((codes.pointer, depth), (scale.pointer, 1)), literal(largest_code(depth))
+            self._call("quantize", count, codes, {number}, (x, depth), most, *results, depth)
             self.statements[-1].writes.add(scale.number)
         return self._quantized[key]
 
     def _print_norm(self, node: Node) -> Expression:
-        x, weight, bias = node.operands
-        x, number = self._contiguous(self._read(x, node.output.width))
+        x, number = self._array(node.operands[0], node.output.width)
         width, memory = node.fields["width"], self._new_scratch(node.output.width)
         function = "layer_norm" if node.fields["center"] else "rms_norm"
-        call = f"{function}({self._vector(weight)}, {self._vector(bias)}, {literal(node.fields['eps'])}, "
-        call += f"{x} + {width} * row, &{memory.access('0')} + {width} * row, {width})"
-        return self._rowwise(call, node.output.width // width, memory, {number})
+        constants = *map(self._vector, node.operands[1:]), literal(node.fields["eps"])
+        arrays, rows = ((x, width), (memory.pointer, width)), node.output.width // width
+        return self._call(function, rows, memory, {number}, *constants, *arrays, width)
 
     def _print_reduce(self, node: Node) -> Expression:
         outer, count, inner = (node.fields[name] for name in ("outer", "count", "inner"))
@@ -438,40 +445,35 @@ class CPrinter:
         return combine(f"({{0}} * {literal(1 / count)})", [memory.expression()])
 
     def _print_softmax(self, node: Node) -> Expression:
-        x, number = self._contiguous(self._read(node.operands[0], node.output.width))
+        x, number = self._array(node.operands[0], node.output.width)
         width, memory = node.fields["width"], self._new_scratch(node.output.width)
-        call = f"softmax({x} + {width} * row, &{memory.access('0')} + {width} * row, {width})"
-        return self._rowwise(call, node.fields["rows"], memory, {number})
+        return self._call("softmax", node.fields["rows"], memory, {number}, (x, width), (memory.pointer, width), width)
 
     def _print_product(self, node: Node) -> Expression:
         matrices, rows, depth, width = (node.fields[name] for name in ("matrices", "rows", "depth", "width"))
-        a, of_a = self._contiguous(self._read(node.operands[0], matrices * rows * depth))
-        b, of_b = self._contiguous(self._read(node.operands[1], matrices * depth * width))
+        a, of_a = self._array(node.operands[0], matrices * rows * depth)
+        b, of_b = self._array(node.operands[1], matrices * depth * width)
         memory = self._new_scratch(node.output.width)
-        call = f"product({a} + {rows * depth} * row, {b} + {depth * width} * row, "
-        call += f"&{memory.access('0')} + {rows * width} * row, {rows}, {depth}, {width})"
-        return self._rowwise(call, matrices, memory, {of_a, of_b})
+        arrays = (a, rows * depth), (b, depth * width), (memory.pointer, rows * width)
+        return self._call("product", matrices, memory, {of_a, of_b}, *arrays, rows, depth, width)
 
     def _print_attention(self, node: Node) -> Expression:
         heads, queries, keys, width = (node.fields[name] for name in ("heads", "queries", "keys", "width"))
         sizes = zip(node.operands[:3], (queries, keys, keys), strict=True)
-        read = [self._contiguous(self._read(x, heads * n * width)) for x, n in sizes]
-        (q, _), (k, _), (v, _) = read
+        (q, of_q), (k, of_k), (v, of_v) = (self._array(x, heads * n * width) for x, n in sizes)
         mask = node.operands[3]
         if node.fields["causal"]:
             above = torch.full((queries, keys), -torch.inf).triu(1).expand(heads, queries, keys).contiguous()
             mask = self.graph.constant(above), 0
-        mask = self._vector(mask)
+        mask, scale = self._vector(mask), literal(node.fields["scale"])
         memory, scores = self._new_scratch(node.output.width), self._new_scratch(keys)
         for head in range(heads):
-            at = head * keys * width
-            call = f"attend({q} + {head * queries * width} + {width} * row, {k} + {at}, {v} + {at}, "
-            call += f"{mask if mask == '0' else f'{mask} + {head * queries * keys} + {keys} * row'}, "
-            call += f"{literal(node.fields['scale'])}, &{scores.access('0')}, "
-            call += f"&{memory.access('0')} + {head * queries * width} + {width} * row, {keys}, {width})"
-            self._rowwise(call, queries, memory, {number for _, number in read})
-        for statement in self.statements[-heads:]:
-            statement.writes.add(scores.number)
+            first, at = head * queries * width, head * keys * width
+            arrays = (f"{q} + {first}", width), f"{k} + {at}", f"{v} + {at}"
+            of_head = mask if mask == "0" else (f"{mask} + {head * queries * keys}", keys)
+            y, reads = (f"{memory.pointer} + {first}", width), {of_q, of_k, of_v}
+            self._call("attend", queries, memory, reads, *arrays, of_head, scale, scores.pointer, y, keys, width)
+            self.statements[-1].writes.add(scores.number)
         return memory.expression()
 
     # ---- State

@@ -7,6 +7,7 @@ buffer of a convolution, is stored in half precision; parts that are computed an
 """
 
 import re
+from textwrap import indent
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.export import ExportedProgram
 
 from hf_recurrent.export.c_footprint import Footprint, code_bytes
 from hf_recurrent.export.c_helpers import helpers_of
-from hf_recurrent.export.c_printer import CPrinter, Statement
+from hf_recurrent.export.c_printer import CPrinter, Memory, Statement
 from hf_recurrent.export.c_tables import Weights, collect_weights, used_tables
 from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
@@ -82,12 +83,9 @@ def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:
     return printer
 
 
-def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Offsets in one array of the memory with these sizes, and the size of the array.
-
-    What is not used at the same time shares memory.
-    """
-    first, last = {}, {}
+def allocate(statements: list[Statement], memory: dict[int, Memory]) -> tuple[dict[int, int], int]:
+    """Offsets of memory in one array, and the array's size; what is not used at the same time shares memory."""
+    sizes, first, last = {number: one.size for number, one in memory.items()}, {}, {}
     for time, statement in enumerate(statements):
         for number in (statement.writes | statement.reads) & sizes.keys():
             first.setdefault(number, time)
@@ -117,8 +115,7 @@ def named(text: str, name: str) -> str:
 def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bool = False) -> CFile:
     """The C99 file of a printed graph; `name` and `note` as in [`c_step`]."""
     (offsets, floats), (code_offsets, codes) = (
-        allocate(printer.statements, {number: memory.size for number, memory in part.items()})
-        for part in (printer.scratch, printer.codes)
+        allocate(printer.statements, part) for part in (printer.scratch, printer.codes)
     )
     body, weights = printer.body(offsets | code_offsets), None
     tables = used_tables(printer.tables, body)
@@ -147,8 +144,9 @@ def _head(printer: CPrinter, note: str, weights: Weights | None) -> str:
         f"    {'uint16_t' if half else 'float'} {field}[{state.size}];"
         for field, half, state in zip(printer.fields, printer.halves, printer.states, strict=True)
     )
-    macros = [f"#define NAME_INPUTS {_num_inputs(printer)}", f"#define NAME_OUTPUTS {printer.num_outputs}"]
-    reads = f"`values` has {_num_inputs(printer)} elements"
+    num_inputs = 1 if printer.values is None else printer.values.size
+    macros = [f"#define NAME_INPUTS {num_inputs}", f"#define NAME_OUTPUTS {printer.num_outputs}"]
+    reads = f"`values` has {num_inputs} elements"
     if printer.values is None:
         reads = "`id` is the next token"
         if printer.vocab_size is not None:
@@ -156,7 +154,7 @@ def _head(printer: CPrinter, note: str, weights: Weights | None) -> str:
             reads += ", from 0 to NAME_VOCAB_SIZE - 1"
     includes = ["math.h", "stdint.h"] if weights is None else ["math.h", "stddef.h", "stdint.h", "string.h"]
     lines = "\n".join(f"#include <{header}>" for header in includes)
-    declaration = "" if weights is None else f"{weights.declaration()}"
+    declaration = "" if weights is None else weights.declaration()
     macros = "\n".join(macros)
     return f"""/*
 {comment}
@@ -176,10 +174,6 @@ void NAME_reset(struct NAME_state *state);
  * Returns 0, or 1 if the input is not allowed; then nothing is written. */
 {_signature(printer, weights)};
 """
-
-
-def _num_inputs(printer: CPrinter) -> int:
-    return printer.values.size if printer.values is not None else 1
 
 
 def _signature(printer: CPrinter, weights: Weights | None) -> str:
@@ -203,5 +197,4 @@ def _step(printer: CPrinter, body: str, floats: int, codes: int, weights: Weight
     if printer.vocab_size is not None:
         checks += ["id < 0", "id >= NAME_VOCAB_SIZE"]
     check = f"    if ({' || '.join(checks)}) return 1;\n" if checks else ""
-    lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return f"{_signature(printer, weights)} {{\n{memory}{check}{lines}\n    return 0;\n}}"
+    return f"{_signature(printer, weights)} {{\n{memory}{check}{indent(body, '    ')}\n    return 0;\n}}"

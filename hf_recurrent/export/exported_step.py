@@ -22,7 +22,7 @@ from hf_recurrent.checkpoints.files import pack_tensors, unpack_tensors, write_j
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest
 from hf_recurrent.export.new_folder import check_new, new_folder
-from hf_recurrent.export.programs import export_step, quietly
+from hf_recurrent.export.programs import export_step, first_line, quietly
 from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
 from hf_recurrent.export.specification import ExportSpecification, describe
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
@@ -64,8 +64,7 @@ class ExportedStep:
         except Exception as error:  # each runtime raises types of its own
             if isinstance(error, ValueError) and os.fspath(path) in str(error):
                 raise
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"`{path}` cannot be loaded: {reason[0].rstrip('.')}.") from error
+            raise ValueError(f"`{path}` cannot be loaded: {first_line(error)}.") from error
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """The zero state of B streams."""
@@ -167,10 +166,9 @@ def _write(target: Runtime, program: ExportedProgram, path: Path, specification:
     except (ImportError, OSError, ValueError, MemoryError):
         raise
     except Exception as error:  # each runtime raises types of its own
-        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise ValueError(
             f"The step of this {specification.model_type} model cannot be written for {specification.runtime!r}: "
-            f"{reason.rstrip('.')}."
+            f"{first_line(error)}."
         ) from error
 
 
@@ -183,9 +181,8 @@ def _download(folder: str | os.PathLike, revision: str | None) -> Path:
         check_repository(folder)
         return Path(snapshot_download(folder, revision=revision))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f"`folder` is {folder!r}; neither a directory nor a model on the Hub: {reason}."
+            f"`folder` is {folder!r}; neither a directory nor a model on the Hub: {first_line(error)}."
         ) from error
 
 
@@ -216,17 +213,6 @@ def read_specification(folder: str | os.PathLike) -> ExportSpecification:
     return specification
 
 
-# Name, and how to load the program without this package.
-_PROGRAMS = {
-    "torch": ("`torch.export`", '`torch.export.load("step.pt2").module()`'),
-    "aoti": (
-        "AOTInductor (torch, compiled for the machine that it was exported on)",
-        '`torch._inductor.aoti_load_package("step.aoti.pt2")`',
-    ),
-    "onnx": ("ONNX", '`onnxruntime.InferenceSession("step.onnx")`'),
-    "executorch": ("ExecuTorch with XNNPACK", '`executorch.runtime.Runtime.get().load_program("step.pte")`'),
-    "c": ("C99", ""),
-}
 _EXAMPLE = """```python
 import torch
 from hf_recurrent import ExportedStep
@@ -280,7 +266,7 @@ def export_card(specification: ExportSpecification, weights_file: bool = False) 
 
 # One step of a {specification.model_type} model, exported for {specification.runtime}
 
-`{specification.program}` is a program for {_PROGRAMS[specification.runtime][0]}{stored}.
+`{specification.program}` is a program for {RUNTIMES[specification.runtime].title}{stored}.
 Inputs: {inputs}, then the parts of the state. Outputs: {outputs} (B, {specification.num_outputs}), then
 the parts of the new state, in the same order. {streams} The state is zero where {sequence} begins.{pooled}
 
@@ -302,5 +288,5 @@ def _example(specification: ExportSpecification, weights_file: bool) -> str:
         )
     size = specification.input_size
     inputs = 'torch.tensor(list(b"def main():")).split(1)' if size is None else f"torch.rand(10, 1, {size})"
-    load = _PROGRAMS[specification.runtime][1]
-    return _EXAMPLE.format(inputs=inputs) + f"\nWithout this package, {load} loads the program.\n"
+    loading = RUNTIMES[specification.runtime].loading
+    return _EXAMPLE.format(inputs=inputs) + f"\nWithout this package, `{loading}` loads the program.\n"

@@ -103,13 +103,17 @@ def _export(
     except (ComplexOperation, RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
         name = type(module.backbone).__name__
         what = "a block" if module.takes_blocks else "a step"
-        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise ValueError(
-            f"`model` is a {name}, of which {what} cannot be exported: {_place(error)}{reason.rstrip('.')}."
+            f"`model` is a {name}, of which {what} cannot be exported: {_place(error)}{first_line(error)}."
         ) from error
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, or the error's type, for the end of a sentence."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__).rstrip(".")
 
 
 def _place(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """An exported graph run with pairs of real tensors in place of complex ones, which most runtimes do not have."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,23 +42,21 @@ def _divide(x: Any, y: Any) -> Pair:
     return Pair(product.real / size, product.imag / size)
 
 
-def _add(x: Any, y: Any) -> Pair:
-    x, y = _pair(x), _pair(y)
-    return Pair(x.real + y.real, x.imag + y.imag)
+def _by_parts(function: Callable) -> Callable:
+    def compute(x: Any, y: Any) -> Pair:
+        return Pair(*map(function, _pair(x), _pair(y)))
+
+    return compute
 
 
-def _subtract(x: Any, y: Any) -> Pair:
-    x, y = _pair(x), _pair(y)
-    return Pair(x.real - y.real, x.imag - y.imag)
-
-
+_add = _by_parts(operator.add)
 # Operations that compute with complex numbers.
 _ARITHMETIC: dict[Any, Callable] = {
     aten.complex.default: Pair,
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _divide,
     aten.add.Tensor: _add,
-    aten.sub.Tensor: _subtract,
+    aten.sub.Tensor: _by_parts(operator.sub),
     aten.neg.default: lambda x: Pair(-x.real, -x.imag),
     aten.addcmul.default: lambda base, x, y: _add(base, _multiply(x, y)),
     aten.view_as_real.default: lambda x: torch.stack(tuple(x), -1),

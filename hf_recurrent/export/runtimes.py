@@ -27,16 +27,20 @@ class Runtime(NamedTuple):
 
     Args:
         file: name of the program's file.
+        title: of the runtime, in a card.
         write: (program, its path, names of the parts of the state).
         load: path → the function.
+        loading: Python code that loads the program without this package.
         max_streams: the largest B.
         is_native: the file holds machine code.
         writing: a module that writing needs, and the packages to install for it.
     """
 
     file: str
+    title: str
     write: Callable[[ExportedProgram, Path, list[str]], None]
     load: Callable[[Path], Run]
+    loading: str = ""
     max_streams: int = MAX_STREAMS
     is_native: bool = False
     writing: tuple[str, str] | None = None
@@ -179,15 +183,21 @@ def _load_c(path: Path) -> Run:
 
 
 RUNTIMES = {
-    "torch": Runtime("step.pt2", _write_torch, _load_torch),
-    "aoti": Runtime("step.aoti.pt2", _write_aoti, _load_aoti, is_native=True),
-    "onnx": Runtime("step.onnx", _write_onnx, _load_onnx, writing=("onnxscript", "onnx onnxscript")),
+    "torch": Runtime(
+        "step.pt2", "`torch.export`", _write_torch, _load_torch, 'torch.export.load("step.pt2").module()',
+    ),
+    "aoti": Runtime(
+        "step.aoti.pt2", "AOTInductor (torch, compiled for the machine that it was exported on)",
+        _write_aoti, _load_aoti, 'torch._inductor.aoti_load_package("step.aoti.pt2")', is_native=True,
+    ),
+    "onnx": Runtime(
+        "step.onnx", "ONNX", _write_onnx, _load_onnx, 'onnxruntime.InferenceSession("step.onnx")',
+        writing=("onnxscript", "onnx onnxscript"),
+    ),
     "executorch": Runtime(
-        "step.pte",
-        _write_executorch,
-        _load_executorch,
-        _MAX_STREAMS_EXECUTORCH,
+        "step.pte", "ExecuTorch with XNNPACK", _write_executorch, _load_executorch,
+        'executorch.runtime.Runtime.get().load_program("step.pte")', _MAX_STREAMS_EXECUTORCH,
         writing=("executorch.exir", "executorch"),
     ),
-    "c": Runtime("step.c", _write_c, _load_c, max_streams=1),
-}
+    "c": Runtime("step.c", "C99", _write_c, _load_c, max_streams=1),
+}  # fmt: skip

@@ -13,7 +13,6 @@ from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.export.formats import FORMATS
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
-from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 
 FORMAT = "hf_recurrent.export.3"  # raise the number with every change of the folder's content
 
@@ -87,11 +86,6 @@ class ExportSpecification:
         """The zero state of B streams."""
         return {p.name: torch.zeros((batch_size, *p.shape), dtype=_DTYPES[p.dtype]) for p in self.state}
 
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """Type of the inputs: the type of token ids, or the state's for real values."""
-        return torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
-
     def check(self, inputs: torch.Tensor, state: RecurrentState) -> None:
         """Raise a ValueError unless inputs and state have the shapes of one step."""
         width = () if self.input_size is None else (self.input_size,)
@@ -100,8 +94,9 @@ class ExportSpecification:
             raise ValueError(f"`inputs` has shape {tuple(inputs.shape)}; it must be ({wanted}).")
         if len(inputs) > self.max_streams:
             raise ValueError(f"`inputs` has {len(inputs)} streams; this program reads at most {self.max_streams}.")
-        if inputs.dtype != self.input_dtype:
-            raise ValueError(f"`inputs` has type {inputs.dtype}; it must be {self.input_dtype}.")
+        dtype = torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
+        if inputs.dtype != dtype:
+            raise ValueError(f"`inputs` has type {inputs.dtype}; it must be {dtype}.")
         if self.vocab_size is not None:
             low, high = map(int, inputs.aminmax())
             if low < 0 or high >= self.vocab_size:
@@ -124,7 +119,7 @@ def describe(
     import hf_recurrent
 
     module, config = StepModule(model), model.config
-    state = init_network_state(model, 1) if hasattr(model, "init_state") else model.model.init_state(1)
+    state = module.backbone.init_state(1)
     is_classifier = module.head is not None and not hasattr(model, "lm_head")
     return ExportSpecification(
         runtime=runtime,

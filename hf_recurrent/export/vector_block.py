@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 
-from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
+from hf_recurrent.export.c_learner_plan import LearnerPlan, learner_setting
 from hf_recurrent.kernels.block_trace import BlockTrace
 from hf_recurrent.kernels.step_graph import Value
 from hf_recurrent.learning_rules.optimizers import without_gradients
@@ -60,15 +60,11 @@ class VectorBlock:
         return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
 
-def vector_setting(learner: VectorLearner, numbers: str) -> LearnerSetting:
-    """Settings of a learner of vectors in C."""
-    return LearnerSetting(learner.optimizer, learner.settings.max_grad_norm, None, numbers)
-
-
-def vector_plan(learner: VectorLearner, block: VectorBlock, numbers: str) -> LearnerPlan:
-    """The memory of a learner in C."""
-    config = learner.model.config
+def vector_plan(learner: VectorLearner, numbers: str) -> tuple[VectorBlock, LearnerPlan]:
+    """The step of a learner, and the layout of the learner in C."""
+    config, block = learner.model.config, VectorBlock(learner)
     scales = dict.fromkeys(("mean", "variance", "last"), config.input_size) | {"errors": config.num_labels}
     if learner.has_targets:
         scales |= dict.fromkeys(("target_mean", "target_variance"), config.num_labels)
-    return LearnerPlan(block, vector_setting(learner, numbers), learner.model.model.init_state(1), scales)
+    setting, state = learner_setting(learner, numbers), learner.model.model.init_state(1)
+    return block, LearnerPlan(block, setting, state, scales)

@@ -36,11 +36,7 @@ def round_weights(model: nn.Module, kind: str) -> None:
             if weight.dim() != 2 or weight.data_ptr() in rounded:  # an embedding may be tied to the head
                 continue
             rounded.add(weight.data_ptr())
-            if kind == "int8":
-                values, scale = quantize_rows(weight)
-                weight.copy_(values * scale)
-            else:
-                weight.copy_(weight.to(torch.bfloat16))
+            weight.copy_(NarrowWeight(weight, kind)())
 
 
 def _check_type(kind: str) -> None:
@@ -54,10 +50,7 @@ class NarrowWeight(nn.Module):
     def __init__(self, weight: Tensor, kind: str):
         super().__init__()
         self.dtype = weight.dtype
-        if kind == "int8":
-            values, scale = quantize_rows(weight)
-        else:
-            values, scale = weight.to(torch.bfloat16), None
+        values, scale = quantize_rows(weight) if kind == "int8" else (weight.to(torch.bfloat16), None)
         self.register_buffer("values", values)
         self.register_buffer("scale", scale)
 

@@ -73,10 +73,9 @@ class BlockProgram(Program):
     def bound_call(self, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> Call:
         """A call for these tensors, which must stay where they are; its `run` gives 0 if all went well."""
         call = Call(self, batch_size=1)
-        for tensors, slots, first in ((inputs, self._inputs, 1), (outputs, self._outputs, 1 + len(self._inputs))):
-            call.bases[first : first + len(slots)] = addresses(
-                tensors, [(slot.name, slot.size) for slot in slots], self.dtype
-            )
+        pointers = addresses(inputs, self.inputs.items(), self.dtype)
+        pointers += addresses(outputs, self.outputs.items(), self.dtype)
+        call.bases[1 : 1 + len(pointers)] = pointers
         return call
 
     def _bind(self, tensors: dict[str, Tensor], slots: list["_Slot"], first: int) -> None:

@@ -14,13 +14,8 @@ from .step_graph import ComplexValue, UnsupportedOp, Value
 
 @lowers("hf_recurrent.linear_scan.default")
 def _scan(t: Lowering, a, b, state, reset, backend):
-    a, b, state = (_elements_of(t, x) for x in (a, b, state))
-    is_complex = isinstance(a, ComplexValue)
-    steps, width = _real(a).shape[1:]
-    parts = [part for name in ("real", "imag")[: 1 + is_complex] for part in (_part(x, name) for x in (a, b, state))]
-    operands = [*parts, *[None] * (0 if is_complex else 3), None if reset is None else t.as_value(reset)]
-    scanned = t.graph.add("scan", (1 + is_complex, steps, width), operands, steps=steps, width=width)
-    index = t.graph.index(scanned)
+    operands, is_complex, (steps, width) = _scan_operands(t, reset, a, b, state)
+    index = t.graph.index(t.graph.add("scan", (1 + is_complex, steps, width), operands, steps=steps, width=width))
     h = [Value(torch.Size((1, steps, width)), None, part.unsqueeze(0)) for part in index]
     last = [Value(torch.Size((1, width)), None, part[-1:]) for part in index]
     return [ComplexValue(*h), ComplexValue(*last)] if is_complex else [h[0], last[0]]
@@ -28,11 +23,7 @@ def _scan(t: Lowering, a, b, state, reset, backend):
 
 @lowers("hf_recurrent.linear_scan_backward.default")
 def _scan_backward(t: Lowering, a, h, state, reset, grad_h, grad_final, backend):
-    given = [None if x is None else _elements_of(t, x) for x in (a, h, state, grad_h, grad_final)]
-    is_complex = isinstance(given[0], ComplexValue)
-    steps, width = _real(given[0]).shape[1:]
-    parts = [_part(x, name) for name in ("real", "imag")[: 1 + is_complex] for x in given]
-    operands = [*parts, *[None] * (0 if is_complex else 5), None if reset is None else t.as_value(reset)]
+    operands, is_complex, (steps, width) = _scan_operands(t, reset, a, h, state, grad_h, grad_final)
     size = (2 * steps + 1) * width
     grads = t.graph.add("scan_backward", ((1 + is_complex) * size,), operands, steps=steps, width=width)
     index = t.graph.index(grads).view(-1, size)
@@ -46,24 +37,22 @@ def _scan_backward(t: Lowering, a, h, state, reset, grad_h, grad_final, backend)
     return [gradient(0, block), gradient(steps * width, block), gradient(2 * steps * width, (1, width))]
 
 
+def _scan_operands(t: Lowering, reset, *given) -> tuple[list, bool, torch.Size]:
+    """The real parts and the imaginary parts, if the first is complex, and resets; with (T, S) of the first."""
+    values = [_elements_of(t, x) for x in given]
+    is_complex = isinstance(values[0], ComplexValue)
+    if any(x is not None and isinstance(x, ComplexValue) != is_complex for x in values):
+        raise UnsupportedOp("a recurrence of real and complex numbers")
+    parts = [[getattr(x, name, None) for x in values] for name in ("real", "imag")] if is_complex else [values]
+    parts += [] if is_complex else [[None] * len(values)]
+    shape = parts[0][0].shape[1:]
+    return [*parts[0], *parts[1], None if reset is None else t.as_value(reset)], is_complex, shape
+
+
 def _elements_of(t: Lowering, x):
     if isinstance(x, Tensor) and x.is_complex():
         return ComplexValue(t.as_value(x.real.contiguous()), t.as_value(x.imag.contiguous()))
-    return x if isinstance(x, ComplexValue) else t.as_value(x)
-
-
-def _real(x) -> Value:
-    return x.real if isinstance(x, ComplexValue) else x
-
-
-def _part(x, name: str):
-    if x is None:
-        return None
-    if isinstance(x, ComplexValue):
-        return getattr(x, name)
-    if name == "imag":
-        raise UnsupportedOp("a recurrence of real and complex numbers")
-    return x
+    return x if x is None or isinstance(x, ComplexValue) else t.as_value(x)
 
 
 @lowers(aten.native_layer_norm_backward.default)
@@ -86,14 +75,14 @@ def _layer_norm_backward(t: Lowering, grad, x, shape, mean, rstd, weight, bias, 
     return [of_x, of_weight, of_bias]
 
 
-@lowers(aten.sigmoid_backward.default)
-def _sigmoid_backward(t: Lowering, grad, y):
-    return t.binary("mul", grad, t.binary("mul", y, t.binary("sub", 1, y)))
-
-
-@lowers(aten.tanh_backward.default)
-def _tanh_backward(t: Lowering, grad, y):
-    return t.binary("mul", grad, t.binary("sub", 1, t.binary("mul", y, y)))
+for _packet, _rule in {
+    aten.sigmoid_backward: lambda t, grad, y: t.binary("mul", grad, t.binary("mul", y, t.binary("sub", 1, y))),
+    aten.tanh_backward: lambda t, grad, y: t.binary("mul", grad, t.binary("sub", 1, t.binary("mul", y, y))),
+    aten.threshold_backward: lambda t, grad, x, threshold: t.binary(
+        "mul", grad, t.binary("lt", t.filled(x.shape, threshold), x)
+    ),
+}.items():
+    lowers(_packet.default)(_rule)
 
 
 @lowers(aten.silu_backward.default)
@@ -106,12 +95,6 @@ def _silu_backward(t: Lowering, grad, x):
 @lowers(aten.softplus_backward.default)
 def _softplus_backward(t: Lowering, grad, x, beta, threshold):
     return t.binary("mul", grad, t.map("sigmoid", x.shape, x if beta == 1 else t.binary("mul", x, beta)))
-
-
-@lowers(aten.threshold_backward.default)
-def _threshold_backward(t: Lowering, grad, x, threshold):
-    above = t.binary("lt", t.filled(x.shape, threshold), x)
-    return t.binary("mul", grad, above)
 
 
 @lowers(aten.gelu_backward.default)
@@ -151,9 +134,6 @@ def _log_softmax_backward(t: Lowering, grad, output, dim, dtype=None):
     return t.binary("sub", grad, t.binary("mul", t.map("exp", output.shape, output), total))
 
 
-_REDUCTIONS = {0: None, 2: "sum"}
-
-
 @lowers(aten.nll_loss_forward.default)
 def _nll_loss(t: Lowering, x, labels, weight, reduction, ignored):
     _check_loss(weight, reduction, ignored)
@@ -170,7 +150,7 @@ def _nll_loss_backward(t: Lowering, grad, x, labels, weight, reduction, ignored,
 
 
 def _check_loss(weight, reduction: int, ignored: int) -> None:
-    if weight is not None or reduction not in _REDUCTIONS or ignored >= 0:
+    if weight is not None or reduction not in (0, 2) or ignored >= 0:
         raise UnsupportedOp("a weighted or averaged loss")
 
 

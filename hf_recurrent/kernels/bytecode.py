@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -240,23 +241,20 @@ class Bytecode:
 
     def _segments(self) -> list[tuple[int, int, bool]]:
         """Segments of instructions; true where a chain of steps of one stream has to take them row by row."""
-        inside = [0] * (len(self.instructions) + 1)
+        count = len(self.instructions)
+        inside = [False] * count
         written = {name: buffer for buffer, name in self._output_names.items()}
         for name in () if self.is_block else self.outputs:
             readers = [n for n, one in enumerate(self.instructions) for b in one.reads() if b.name == name]
             writers = [n for n, one in enumerate(self.instructions) if written[name] in one.writes()]
-            if readers and writers and (readers[0] < writers[-1] or self._mixes_rows(readers[0], writers[-1])):
-                for number in range(readers[0], writers[-1] + 1):
-                    inside[number] = 1
-        segments, begin = [], 0
-        for number in range(1, len(self.instructions) + 1):
-            if number == len(self.instructions) or inside[number] != inside[begin]:
-                segments.append((begin, number, bool(inside[begin])))
-                begin = number
-        return segments
-
-    def _mixes_rows(self, reader: int, writer: int) -> bool:
-        return reader == writer and self.instructions[reader].opcode == "linear"
+            if not readers or not writers:
+                continue
+            first, last = readers[0], writers[-1]
+            mixes_rows = first == last and self.instructions[first].opcode == "linear"
+            if first < last or mixes_rows:
+                inside[first : last + 1] = [True] * (last + 1 - first)
+        segments = [(by_row, list(numbers)) for by_row, numbers in groupby(range(count), inside.__getitem__)]
+        return [(numbers[0], numbers[-1] + 1, by_row) for by_row, numbers in segments]
 
     def _allocate(self, segments: list[tuple[int, int, bool]]) -> None:
         """Scratch memory: a buffer's memory is free again after its last reader, or after the segment of a chain."""

@@ -158,24 +158,9 @@ class Coder:
         """Bytes of code so far."""
         return self._struct.used
 
-    def code(
-        self,
-        symbols: np.ndarray,
-        network: np.ndarray | None = None,
-        memory: Memory | None = None,
-        states: np.ndarray | None = None,
-        rates: "Rates | None" = None,
-    ) -> None:
-        """Encode the symbols of B streams, or decode them in place.
-
-        Args:
-            symbols: (T, B) uint8.
-            network: (T, B, 256) float32, the network's logits; None without a network.
-            memory: mixes in its predictions and learns; None for the network alone.
-            states: (>= B, bytes) uint8, the memory's states of the streams; changed in place.
-            rates: how fast the memory learns.
-        """
-        CodingCall(self, symbols, network, memory, states, rates).run()
+    def code(self, symbols: np.ndarray, *arguments: Any) -> None:
+        """Encode symbols, or decode them in place; the arguments are those of [`CodingCall`]."""
+        CodingCall(self, symbols, *arguments).run()
 
     def finish(self) -> bytes:
         """The code of everything that was encoded."""
@@ -184,16 +169,25 @@ class Coder:
 
 
 class CodingCall:
-    """A call of [`Coder.code`] that can be repeated: with the same arrays, whose values may change between calls."""
+    """A call that can be repeated: with the same arrays, whose values may change between calls.
+
+    Args:
+        coder: encodes or decodes the symbols of B streams.
+        symbols: (T, B) uint8; a decoder writes them.
+        network: (T, B, 256) float32, the network's logits; None without a network.
+        memory: mixes in its predictions and learns; None for the network alone.
+        states: (>= B, bytes) uint8, the memory's states of the streams; changed in place.
+        rates: how fast the memory learns.
+    """
 
     def __init__(
         self,
         coder: Coder,
         symbols: np.ndarray,
-        network: np.ndarray | None,
-        memory: Memory | None,
-        states: np.ndarray | None,
-        rates: "Rates | None",
+        network: np.ndarray | None = None,
+        memory: Memory | None = None,
+        states: np.ndarray | None = None,
+        rates: "Rates | None" = None,
     ):
         self.coder, self._arrays = coder, (symbols, network, memory, states)  # keeps them alive
         steps, streams = symbols.shape

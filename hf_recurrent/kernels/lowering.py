@@ -30,6 +30,9 @@ MOVES = {
 }  # fmt: skip
 
 
+_WITH_SCALAR = {"add": "add_scalar", "mul": "mul_scalar"}
+
+
 def lowers(*overloads: Any) -> Callable[[LoweringRule], LoweringRule]:
     """Register a rule for overloads; custom operators are named, because modules above this one define them."""
 
@@ -106,25 +109,22 @@ class Lowering:
             raise UnsupportedOp(f"{function} of complex numbers")
         tensors = [v for v in (x, y) if isinstance(v, Value | Tensor)]
         shape = torch.broadcast_shapes(*(v.shape for v in tensors))
-        with_scalar = {"add": "add_scalar", "mul": "mul_scalar"}
         if not isinstance(y, Value | Tensor):
-            if function in with_scalar:
-                return self.map(with_scalar[function], shape, x, scalar=y)
             if function == "sub":
-                return self.map("add_scalar", shape, x, scalar=-y)
-            if function == "div":
-                return self.map("div", shape, x, self.filled(shape, y))
+                function, y = "add", -y
+            if function in _WITH_SCALAR:
+                return self.map(_WITH_SCALAR[function], shape, x, scalar=y)
             y = self.filled(shape, y)
         elif not isinstance(x, Value | Tensor):
-            if function in with_scalar:
-                return self.map(with_scalar[function], shape, y, scalar=x)
+            if function in _WITH_SCALAR:
+                return self.map(_WITH_SCALAR[function], shape, y, scalar=x)
             if function == "sub":
                 return self.map("rsub_scalar", shape, y, scalar=x)
             x = self.filled(shape, x)
-        elif function == "mul" and (normed := self._rms_norm(x, y) or self._rms_norm(y, x)) is not None:
-            return normed
-        elif function == "mul" and (scaled := self._scaled_norm(x, y) or self._scaled_norm(y, x)) is not None:
-            return scaled
+        elif function == "mul":
+            for join in (self._rms_norm, self._scaled_norm):
+                if (normed := join(x, y) or join(y, x)) is not None:
+                    return normed
         return self.map(function, shape, x, y)
 
     def _rms_norm(self, x: Any, scale: Any) -> Value | None:

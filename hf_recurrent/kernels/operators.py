@@ -13,26 +13,15 @@ def _unary(function: str) -> LoweringRule:
     return lambda t, x: t.map(function, x.shape, x)
 
 
-for _overloads, _function in {
-    aten.abs: "abs", aten.sqrt: "sqrt", aten.rsqrt: "rsqrt", aten.reciprocal: "reciprocal",
-    aten.exp: "exp", aten.expm1: "expm1", aten.log: "log", aten.log1p: "log1p", aten.sigmoid: "sigmoid",
-    aten.tanh: "tanh", aten.sin: "sin", aten.cos: "cos", aten.erf: "erf", aten.floor: "floor", aten.round: "round",
-}.items():  # fmt: skip
-    lowers(_overloads.default)(_unary(_function))
+def _sum_or_difference(function: str) -> LoweringRule:
+    def lower(t: Lowering, x, y, alpha=1):
+        if isinstance(x, ComplexValue) or isinstance(y, ComplexValue):
+            return _by_parts(t, function, x, y)
+        if alpha != 1:
+            y = t.binary("mul", y, alpha) if isinstance(y, Value) else y * alpha
+        return t.binary(function, x, y)
 
-
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def _add(t: Lowering, x, y, alpha=1):
-    if isinstance(x, ComplexValue) or isinstance(y, ComplexValue):
-        return _by_parts(t, "add", x, y)
-    return t.binary("add", x, y if alpha == 1 else t.binary("mul", y, alpha) if isinstance(y, Value) else y * alpha)
-
-
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def _sub(t: Lowering, x, y, alpha=1):
-    if isinstance(x, ComplexValue) or isinstance(y, ComplexValue):
-        return _by_parts(t, "sub", x, y)
-    return t.binary("sub", x, y if alpha == 1 else t.binary("mul", y, alpha) if isinstance(y, Value) else y * alpha)
+    return lower
 
 
 @lowers(aten.rsub.Scalar)
@@ -109,11 +98,6 @@ def _addcdiv(t: Lowering, base, x, y, value=1):
     return t.binary("add", base, ratio if value == 1 else t.binary("mul", ratio, value))
 
 
-@lowers(aten.lerp.Tensor, aten.lerp.Scalar)
-def _lerp(t: Lowering, x, y, weight):
-    return t.binary("add", x, t.binary("mul", t.binary("sub", y, x), weight))
-
-
 @lowers(aten.pow.Tensor_Scalar)
 def _pow(t: Lowering, x, exponent):
     if exponent == 1:
@@ -126,46 +110,11 @@ def _pow(t: Lowering, x, exponent):
     return t.map("pow", x.shape, x, scalar=exponent)
 
 
-@lowers(aten.maximum.default)
-def _maximum(t: Lowering, x, y):
-    return t.binary("max", x, y)
-
-
-@lowers(aten.minimum.default)
-def _minimum(t: Lowering, x, y):
-    return t.binary("min", x, y)
-
-
 @lowers(aten.clamp.default)
 def _clamp(t: Lowering, x, low=None, high=None):
     if low is not None:
         x = t.map("at_least", x.shape, x, scalar=low)
     return x if high is None else t.map("at_most", x.shape, x, scalar=high)
-
-
-@lowers(aten.clamp_min.default)
-def _clamp_min(t: Lowering, x, low):
-    return _clamp(t, x, low)
-
-
-@lowers(aten.clamp_max.default)
-def _clamp_max(t: Lowering, x, high):
-    return _clamp(t, x, None, high)
-
-
-@lowers(aten.hardtanh.default)
-def _hardtanh(t: Lowering, x, low=-1, high=1):
-    return _clamp(t, x, low, high)
-
-
-@lowers(aten.relu.default)
-def _relu(t: Lowering, x):
-    return _clamp(t, x, 0)
-
-
-@lowers(aten.silu.default)
-def _silu(t: Lowering, x):
-    return t.binary("mul", x, t.map("sigmoid", x.shape, x))
 
 
 @lowers(aten.gelu.default)
@@ -198,11 +147,6 @@ def _elu(t: Lowering, x, alpha=1, scale=1, input_scale=1):
     return t.binary("mul", t.binary("add", _clamp(t, x, 0), negative), scale)
 
 
-@lowers(aten.leaky_relu.default)
-def _leaky_relu(t: Lowering, x, slope=0.01):
-    return t.binary("add", _clamp(t, x, 0), t.binary("mul", _clamp(t, x, None, 0), slope))
-
-
 @lowers(aten.where.self)
 def _where(t: Lowering, condition, x, y):
     shape = torch.broadcast_shapes(condition.shape, x.shape, y.shape)
@@ -232,13 +176,6 @@ def _comparison(function: str, swapped: bool = False, negated: bool = False) -> 
     return compare
 
 
-for _overloads, _arguments in {
-    aten.eq: ("eq",), aten.ne: ("eq", False, True), aten.lt: ("lt",), aten.le: ("le",), aten.gt: ("lt", True),
-    aten.ge: ("le", True),
-}.items():  # fmt: skip
-    lowers(_overloads.Tensor, _overloads.Scalar)(_comparison(*_arguments))
-
-
 @lowers(aten.logical_not.default, aten.bitwise_not.default)
 def _not(t: Lowering, x):
     if not x.is_bool:
@@ -253,24 +190,9 @@ def _sum(t: Lowering, x, dims, keepdim=False, dtype=None):
     return each_part(x, lambda part: t.reduce(part, dims, keepdim, "sum"))
 
 
-@lowers(aten.sum.default)
-def _sum_all(t: Lowering, x, dtype=None):
-    return t.reduce(x, None, False, "sum")
-
-
 @lowers(aten.mean.dim)
 def _mean(t: Lowering, x, dims, keepdim=False, dtype=None):
     return t.reduce(x, dims, keepdim, "mean")
-
-
-@lowers(aten.amax.default)
-def _amax(t: Lowering, x, dims=(), keepdim=False):
-    return t.reduce(x, dims, keepdim, "maximum")
-
-
-@lowers(aten.amin.default)
-def _amin(t: Lowering, x, dims=(), keepdim=False):
-    return t.reduce(x, dims, keepdim, "minimum")
 
 
 # ---- Norms, products and attention
@@ -299,21 +221,11 @@ def _layer_norm(t: Lowering, x, shape, weight, bias, eps):
     return [normed, statistic, statistic]
 
 
-@lowers(aten.mm.default)
-def _mm(t: Lowering, x, y):
-    return t.matmul(x, y)
-
-
 @lowers(aten.addmm.default)
 def _addmm(t: Lowering, bias, x, y, beta=1, alpha=1):
     if alpha != 1 or beta != 1:
         raise UnsupportedOp("aten.addmm with factors")
     return t.matmul(x, y, bias)
-
-
-@lowers(aten.bmm.default)
-def _bmm(t: Lowering, x, y):
-    return t.batched_matmul(x, y)
 
 
 @lowers(aten.cumsum.default)
@@ -324,11 +236,6 @@ def _cumsum(t: Lowering, x, dim, dtype=None):
     row = t.graph.move(torch.reshape, [x], t.graph.index(x), (1, steps))
     below = torch.ones(steps, steps, dtype=t.graph.dtype).triu()
     return Value(x.shape, t.matmul(row, below).buffer)
-
-
-@lowers(aten.embedding.default)
-def _embedding(t: Lowering, table, ids, padding=-1, scale_by_frequency=False, sparse=False):
-    return t.embedding(table, ids)
 
 
 @lowers("hf_recurrent.ngram_rows.default")
@@ -368,11 +275,6 @@ def _attention(t: Lowering, query, key, value, dropout_p=0.0, is_causal=False, *
 # ---- Complex numbers, as pairs of values
 
 
-@lowers(aten.complex.default)
-def _complex(t: Lowering, real, imag):
-    return ComplexValue(t.as_value(real), t.as_value(imag))
-
-
 @lowers(aten.view_as_real.default)
 def _view_as_real(t: Lowering, x):
     parts = [x.real, x.imag]
@@ -398,3 +300,44 @@ def _conj(t: Lowering, x):
 def _view_as_complex(t: Lowering, x):
     index = t.graph.index(x)
     return ComplexValue(*(t.graph.move(torch.select, [x], index, -1, part) for part in (0, 1)))
+
+
+# ---- Rules of one line
+
+for _packet, _rule in {
+    aten.add: _sum_or_difference("add"),
+    aten.sub: _sum_or_difference("sub"),
+    aten.eq: _comparison("eq"),
+    aten.ne: _comparison("eq", negated=True),
+    aten.lt: _comparison("lt"),
+    aten.le: _comparison("le"),
+    aten.gt: _comparison("lt", swapped=True),
+    aten.ge: _comparison("le", swapped=True),
+    aten.lerp: lambda t, x, y, weight: t.binary("add", x, t.binary("mul", t.binary("sub", y, x), weight)),
+}.items():
+    lowers(_packet.Tensor, _packet.Scalar)(_rule)
+
+for _packet, _rule in {
+    **{getattr(aten, name): _unary(name) for name in (
+        "abs", "sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "sin", "cos", "erf",
+        "floor", "round",
+    )},
+    aten.maximum: lambda t, x, y: t.binary("max", x, y),
+    aten.minimum: lambda t, x, y: t.binary("min", x, y),
+    aten.clamp_min: lambda t, x, low: _clamp(t, x, low),
+    aten.clamp_max: lambda t, x, high: _clamp(t, x, None, high),
+    aten.hardtanh: lambda t, x, low=-1, high=1: _clamp(t, x, low, high),
+    aten.relu: lambda t, x: _clamp(t, x, 0),
+    aten.leaky_relu: lambda t, x, slope=0.01: t.binary(
+        "add", _clamp(t, x, 0), t.binary("mul", _clamp(t, x, None, 0), slope)
+    ),
+    aten.silu: lambda t, x: t.binary("mul", x, t.map("sigmoid", x.shape, x)),
+    aten.sum: lambda t, x, dtype=None: t.reduce(x, None, False, "sum"),
+    aten.amax: lambda t, x, dims=(), keepdim=False: t.reduce(x, dims, keepdim, "maximum"),
+    aten.amin: lambda t, x, dims=(), keepdim=False: t.reduce(x, dims, keepdim, "minimum"),
+    aten.mm: lambda t, x, y: t.matmul(x, y),
+    aten.bmm: lambda t, x, y: t.batched_matmul(x, y),
+    aten.embedding: lambda t, table, ids, *_: t.embedding(table, ids),
+    aten.complex: lambda t, real, imag: ComplexValue(t.as_value(real), t.as_value(imag)),
+}.items():  # fmt: skip
+    lowers(_packet.default)(_rule)

@@ -108,6 +108,13 @@ def _like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=tensor.device)
 
 
+def _run(kernel, grid: tuple[int, ...], *arguments: Tensor | int | float, **constants) -> None:
+    """Start a kernel on the device of its first argument; tensors are contiguous there."""
+    given = [one.contiguous() if isinstance(one, Tensor) else one for one in arguments]
+    with _device_of(given[0]):
+        kernel[grid](*given, **constants)
+
+
 # ---- LN( GeLU(LN(gate)) ∘ LN(value) ) ----
 
 
@@ -163,10 +170,8 @@ def gated_norm(gate: Tensor, value: Tensor, eps: float) -> tuple[Tensor, Tensor]
     dtype = _compute_type(gate)
     output, moments = _like(gate), torch.empty(6, rows, dtype=dtype, device=gate.device)
     constants = _row_constants(width, dtype)
-    with _device_of(gate):
-        _gated_norm[triton.cdiv(rows, constants["ROWS"]),](
-            gate.contiguous(), value.contiguous(), output, moments, rows, width, eps, **constants
-        )
+    grid = (triton.cdiv(rows, constants["ROWS"]),)
+    _run(_gated_norm, grid, gate, value, output, moments, rows, width, eps, **constants)
     return output, moments
 
 
@@ -177,10 +182,8 @@ def gated_norm_backward(
     rows, width = _rows_and_width(gate)
     grads = _like(gate), _like(value)
     constants = _row_constants(width, _compute_type(gate))
-    with _device_of(gate):
-        _gated_norm_backward[triton.cdiv(rows, constants["ROWS"]),](
-            gate.contiguous(), value.contiguous(), moments, grad.contiguous(), *grads, rows, width, **constants
-        )
+    grid = (triton.cdiv(rows, constants["ROWS"]),)
+    _run(_gated_norm_backward, grid, gate, value, moments, grad, *grads, rows, width, **constants)
     return grads
 
 
@@ -207,10 +210,7 @@ def gated_gelu(gate: Tensor, value: Tensor) -> Tensor:
     """GeLU(gate) ∘ value, element by element."""
     output = _like(gate, torch.promote_types(gate.dtype, value.dtype))
     constants = {"TILE": _TILE, "DTYPE": _TRITON_TYPES[_compute_type(output)]}
-    with _device_of(gate):
-        _gated_gelu[triton.cdiv(gate.numel(), _TILE),](
-            gate.contiguous(), value.contiguous(), output, gate.numel(), **constants
-        )
+    _run(_gated_gelu, (triton.cdiv(gate.numel(), _TILE),), gate, value, output, gate.numel(), **constants)
     return output
 
 
@@ -218,10 +218,8 @@ def gated_gelu_backward(gate: Tensor, value: Tensor, grad: Tensor) -> tuple[Tens
     """Gradients of gate and value."""
     grads = _like(gate), _like(value)
     constants = {"TILE": _TILE, "DTYPE": _TRITON_TYPES[_compute_type(grad)]}
-    with _device_of(gate):
-        _gated_gelu_backward[triton.cdiv(gate.numel(), _TILE),](
-            gate.contiguous(), value.contiguous(), grad.contiguous(), *grads, gate.numel(), **constants
-        )
+    grid = (triton.cdiv(gate.numel(), _TILE),)
+    _run(_gated_gelu_backward, grid, gate, value, grad, *grads, gate.numel(), **constants)
     return grads
 
 
@@ -296,11 +294,10 @@ def gate_coefficients(
     rows, width = _rows_and_width(recurrence_gate)
     dtype = _compute_type(recurrence_gate)
     results = _like(recurrence_gate, dtype), _like(recurrence_gate, dtype)
-    given = (tensor.contiguous() for tensor in (recurrence_gate, rate, input_gate, inputs))
     constants = _coefficient_constants(dtype)
-    with _device_of(rate):
-        grid = triton.cdiv(rows, constants["ROWS"]), triton.cdiv(width, _CHANNELS)
-        _gate_coefficients[grid](*given, *results, rows, width, **constants)
+    grid = triton.cdiv(rows, constants["ROWS"]), triton.cdiv(width, _CHANNELS)
+    given = recurrence_gate, rate, input_gate, inputs
+    _run(_gate_coefficients, grid, *given, *results, rows, width, **constants)
     return results
 
 
@@ -317,11 +314,10 @@ def gate_coefficients_backward(
     dtype = _compute_type(recurrence_gate)
     constants, strips = _coefficient_constants(dtype), triton.cdiv(width, _CHANNELS)
     programs = min(triton.cdiv(rows, constants["ROWS"]), triton.cdiv(_PROGRAMS, strips))
-    given = [tensor.contiguous() for tensor in (recurrence_gate, rate, input_gate, inputs, grad_decay, grad_scaled)]
+    given = recurrence_gate, rate, input_gate, inputs, grad_decay, grad_scaled
     grads = [_like(tensor) for tensor in (recurrence_gate, input_gate, inputs)]
     of_rate = torch.empty(programs, width, dtype=dtype, device=rate.device)
-    with _device_of(rate):
-        _gate_coefficients_backward[programs, strips](*given, *grads, of_rate, rows, width, **constants)
+    _run(_gate_coefficients_backward, (programs, strips), *given, *grads, of_rate, rows, width, **constants)
     return grads[0], of_rate.sum(0).to(rate.dtype), *grads[1:]
 
 
@@ -369,12 +365,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tens
     dtype = _compute_type(x)
     rounds = x.is_cuda and torch.is_autocast_enabled("cuda") and dtype is torch.float32
     output, scales = _like(x, torch.get_autocast_dtype("cuda") if rounds else x.dtype), x.new_empty(rows, dtype=dtype)
-    constants = _row_constants(width, dtype)
-    with _device_of(x):
-        _rms_norm[triton.cdiv(rows, constants["ROWS"]),](
-            x.contiguous(), x if weight is None else weight, output, scales, rows, width, eps,
-            HAS_WEIGHT=weight is not None, **constants,
-        )  # fmt: skip
+    constants = _row_constants(width, dtype) | {"HAS_WEIGHT": weight is not None}
+    grid = (triton.cdiv(rows, constants["ROWS"]),)
+    _run(_rms_norm, grid, x, x if weight is None else weight, output, scales, rows, width, eps, **constants)
     return output, scales
 
 
@@ -384,14 +377,11 @@ def rms_norm_backward(
     """Gradients of x and of the weight."""
     rows, width = _rows_and_width(x)
     dtype = _compute_type(x)
-    constants, grad_x = _row_constants(width, dtype), _like(x)
+    constants, grad_x = _row_constants(width, dtype) | {"HAS_WEIGHT": weight is not None}, _like(x)
     programs = min(triton.cdiv(rows, constants["ROWS"]), _PROGRAMS)
     of_weight = None if weight is None else torch.empty(programs, width, dtype=dtype, device=x.device)
-    with _device_of(x):
-        _rms_norm_backward[programs,](
-            x.contiguous(), x if weight is None else weight, scales, grad.contiguous(), grad_x,
-            x if weight is None else of_weight, rows, width, HAS_WEIGHT=weight is not None, **constants,
-        )  # fmt: skip
+    weights = (x, x) if weight is None else (weight, of_weight)
+    _run(_rms_norm_backward, (programs,), x, weights[0], scales, grad, grad_x, weights[1], rows, width, **constants)
     return grad_x, None if weight is None else of_weight.sum(0).to(weight.dtype)
 
 
@@ -461,10 +451,10 @@ def _convolution_backward(
 def _convolution_given(
     inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None
 ) -> tuple[list[Tensor], dict]:
-    resets = inputs if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
+    resets = inputs if reset_mask is None else reset_mask.view(torch.uint8)
     constants = {"K": weight.shape[0], "HAS_RESETS": reset_mask is not None, "ROWS": _STEPS, "BLOCK": _STRIP}
     constants |= {"DTYPE": _TRITON_TYPES[_compute_type(inputs)], "num_warps": 8}
-    return [inputs.contiguous(), taps.contiguous(), weight.contiguous(), resets], constants
+    return [inputs, taps, weight, resets], constants
 
 
 def temporal_convolution(inputs: Tensor, taps: Tensor, weight: Tensor, reset_mask: Tensor | None) -> Tensor:
@@ -472,9 +462,8 @@ def temporal_convolution(inputs: Tensor, taps: Tensor, weight: Tensor, reset_mas
     batch, steps, width = inputs.shape
     given, constants = _convolution_given(inputs, taps, weight, reset_mask)
     output = _like(inputs)
-    with _device_of(inputs):
-        grid = triton.cdiv(steps, _STEPS), triton.cdiv(width, _STRIP), batch
-        _convolution[grid](*given, output, steps, width, **constants)
+    grid = triton.cdiv(steps, _STEPS), triton.cdiv(width, _STRIP), batch
+    _run(_convolution, grid, *given, output, steps, width, **constants)
     return output
 
 
@@ -487,8 +476,6 @@ def temporal_convolution_backward(
     programs = triton.cdiv(steps + weight.shape[0] - 1, _STEPS)
     grads = _like(inputs), _like(taps)
     of_weight = torch.empty(batch * programs, *weight.shape, dtype=_compute_type(inputs), device=inputs.device)
-    with _device_of(inputs):
-        _convolution_backward[programs, triton.cdiv(width, _STRIP), batch](
-            *given, grad.contiguous(), *grads, of_weight, steps, width, **constants
-        )
+    grid = programs, triton.cdiv(width, _STRIP), batch
+    _run(_convolution_backward, grid, *given, grad, *grads, of_weight, steps, width, **constants)
     return *grads, of_weight.sum(0).to(weight.dtype)

@@ -35,6 +35,13 @@ def test_a_folder_has_all_that_a_program_needs(exported):
     check_step(step, model, tolerance=0.2, count=6)
 
 
+def test_a_folder_of_a_classifier_has_its_pooling_and_state(tmp_path):
+    model = build("mingru-smnist")
+    specification = save_exported_step(model, tmp_path / "step")
+    assert specification.pooling == model.config.pooling and specification.input_size == model.config.input_size
+    check_step(ExportedStep(tmp_path / "step"), model, count=6)
+
+
 def test_int8_weights_are_stored_as_such(exported):
     folder, model = exported
     weights = sum(p.numel() for p in model.parameters())
