@@ -18,6 +18,7 @@ class LayerParts(NamedTuple):
     """Modules and vectors of a layer.
 
     Args:
+        states: of the streams, in the order of the kernel.
         modules: other modules than linear maps and norms, of the classes that the kernel knows.
         unit: the recurrent unit, one of the modules.
         norms: before the recurrent block, and before the MLP.
@@ -25,6 +26,7 @@ class LayerParts(NamedTuple):
         vectors: parameters of the unit and of the convolution.
     """
 
+    states: tuple[Tensor, ...]
     modules: tuple[nn.Module, ...]
     unit: nn.Module
     norms: tuple[nn.Module, nn.Module]
@@ -43,7 +45,7 @@ def layer_kernel(family: str, hidden: Tensor, inputs, parts: LayerParts) -> Modu
     if not torch.is_grad_enabled() or inputs.padding_mask is not None:
         return None
     vectors = (*parts.vectors, *(norm.weight for norm in parts.norms))
-    kernels = training_kernels(hidden, *inputs.state.values(), *vectors)
+    kernels = training_kernels(hidden, *parts.states, *vectors)
     if kernels is None or not kernels.has_fast_products() or torch.is_autocast_enabled("cpu"):
         return None
     if (layers := kernel_module("layer_cpu")) is None or not layers.supports(*hidden.shape[:2]):
@@ -70,17 +72,21 @@ def _has_plain_parts(parts: LayerParts) -> bool:
 
 
 def run_layer_kernel(
-    family: ModuleType, hidden: Tensor, inputs, weights: tuple[Tensor, ...], eps: tuple[float, ...]
+    family: ModuleType,
+    hidden: Tensor,
+    reset_mask: Tensor | None,
+    states: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    eps: tuple[float, ...],
 ) -> tuple[Tensor, ...]:
-    """The output (B, T, M), and what the kernel gives for each part of the state.
+    """The output (B, T, M), and what the kernel gives for each of the states.
 
     Args:
         family: of [`layer_kernel`].
         weights, eps: the fields of its `Weights` and `Epsilons`.
     """
     rounded = rounds_products(hidden, training_module())
-    states = inputs.state.values()
-    return FusedLayer.apply(family, family.Epsilons(*eps), rounded, hidden, inputs.reset_mask, *states, *weights)
+    return FusedLayer.apply(family, family.Epsilons(*eps), rounded, hidden, reset_mask, *states, *weights)
 
 
 class FusedLayer(torch.autograd.Function):

@@ -24,17 +24,16 @@ def fused_hawk_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, 
         *(block.gate_proj, block.in_proj, unit.recurrence_gate, unit.input_gate, block.out_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
-    vectors = unit.recurrent_param, convolution.weight
-    family = layer_kernel(
-        "hawk_layer_cpu", hidden, inputs, LayerParts((unit, convolution), unit, norms, maps, vectors)
-    )
-    if family is None:
+    states, vectors = (inputs.state["recurrent"], taps), (unit.recurrent_param, convolution.weight)
+    parts = LayerParts(states, (unit, convolution), unit, norms, maps, vectors)
+    if (family := layer_kernel("hawk_layer_cpu", hidden, inputs, parts)) is None:
         return None
     matrices = [linear.weight for linear in maps]
     weights = (
         *(unit.decay_rate(), norms[0].weight, convolution.weight, *matrices[:5]),
         *(norms[1].weight, *matrices[5:]),
     )
-    output, state, recent = run_layer_kernel(family, hidden, inputs, weights, (norms[0].eps, norms[1].eps))
-    episode = None if inputs.reset_mask is None else episode_numbers(inputs.reset_mask, convolution.kernel_size - 1)
+    eps, reset_mask = (norms[0].eps, norms[1].eps), inputs.reset_mask
+    output, state, recent = run_layer_kernel(family, hidden, reset_mask, states, weights, eps)
+    episode = None if reset_mask is None else episode_numbers(reset_mask, convolution.kernel_size - 1)
     return output, {"recurrent": state, "convolution": taps_after(taps, recent, None, episode)}

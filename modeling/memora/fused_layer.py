@@ -23,11 +23,12 @@ def fused_memora_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor
         *(unit.recurrence_gate, unit.input_gate, unit.input_projection, block.gate_proj, block.out_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
-    family = layer_kernel("memora_layer_cpu", hidden, inputs, LayerParts((unit,), unit, norms, maps, (unit.nu,)))
-    if family is None:
+    states = (inputs.state["recurrent"],)
+    parts = LayerParts(states, (unit,), unit, norms, maps, (unit.nu,))
+    if (family := layer_kernel("memora_layer_cpu", hidden, inputs, parts)) is None:
         return None
     matrices = [linear.weight for linear in maps]
     weights = unit.decay_rate(), norms[0].weight, *matrices[:5], norms[1].weight, *matrices[5:]
     eps = norms[0].eps, block.eps, norms[1].eps, mlp.eps
-    output, state = run_layer_kernel(family, hidden, inputs, weights, eps)
+    output, state = run_layer_kernel(family, hidden, inputs.reset_mask, states, weights, eps)
     return output, {"recurrent": state}

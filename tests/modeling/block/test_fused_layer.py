@@ -192,8 +192,11 @@ def test_rounded_products(family, monkeypatch, small_kernels):
     exact = results(layer, *block)
     with rounded_products():
         found = layer(*block)
-        expected = by_modules(monkeypatch, layer, *block)[:2]
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1]["recurrent"], expected[1])
+        expected = by_modules(monkeypatch, layer, *block)[: 2 + bool(family.taps)]
+    # As above, only Memora's bits are fixed, and a last bit can decide how a number is rounded.
+    limit = 1e-2 if family.taps else 0
+    for one, other in zip((found[0], *found[1].values()), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=limit * float(other.detach().abs().max()))
     assert not torch.allclose(found[0], exact[0], rtol=1e-5)
 
 
