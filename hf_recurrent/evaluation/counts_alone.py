@@ -161,7 +161,13 @@ def replaced_memory(model: nn.Module, replacement: Callable[[CountMemory], Count
 
 
 def frozen(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside the block, a language model has the [`frozen_memory`] of its count memory."""
+    """Inside the block, a language model has the [`frozen_memory`] of its count memory.
+
+    Raises:
+        ValueError: the model has no count memory.
+    """
+    if not any(isinstance(part, CountMemory) for part in model.modules()):
+        raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
     return replaced_memory(model, frozen_memory)
 
 
