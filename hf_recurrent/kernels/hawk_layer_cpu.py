@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .chains import Chain
-from .layer_cpu import Addresses, LayerKind, Maps, Options, Sizes, Widths, mlp, mlp_backward
+from .layer_cpu import Addresses, LayerKind, Maps, Options, Sizes, mlp, mlp_backward, shared_shapes
 
 
 class Weights(NamedTuple):
@@ -98,29 +98,24 @@ def _block_backward(chain: Chain, options: Options, at: Addresses, k: Addresses,
     }
 
 
-def _kept(sizes: Sizes) -> Widths:
-    widths = {"hidden": sizes.model} | dict.fromkeys((*_OF_STATE, "states"), sizes.state)
-    return widths | dict.fromkeys(("mlp_gate", "up"), sizes.inner) | {"scales": 1, "mlp_scales": 1}
-
-
-def _scratch(sizes: Sizes) -> tuple[Widths, Widths]:
-    of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), sizes.inner) | {"mlp_normed": sizes.model}
-    of_block = dict.fromkeys((*_OF_STATE, "gated"), sizes.state) | {"normed": sizes.model}
-    hidden = {"hidden": sizes.model}
-    return hidden | of_mlp, hidden | of_block
-
-
 def _shapes(sizes: Sizes) -> tuple[Weights, list, list]:
-    (streams, steps), model, state, inner = sizes.rows, sizes.model, sizes.state, sizes.inner
+    (streams, steps), model, state, taps = sizes.rows, sizes.model, sizes.state, sizes.lags - 1
     weights = Weights(
-        **{"rate": (state,), "norm": (model,), "mlp_norm": (model,), "convolution": (sizes.lags, state)},
+        **shared_shapes(sizes),
+        convolution=(sizes.lags, state),
         **dict.fromkeys(("gate", "input_projection"), (state, model)),
         **dict.fromkeys(("recurrence_gate", "input_gate"), (state, state)),
-        **{"out": (model, state), "mlp_gate": (inner, model), "up": (inner, model), "down": (model, inner)},
     )
-    taps = sizes.lags - 1
     states = [torch.Size((streams, state)), torch.Size((streams, taps, state))]
     return weights, states, [states[0], torch.Size((streams, min(taps, steps), state))]
 
 
-KIND = LayerKind(Weights, ("state", "taps"), _shapes, _kept, _scratch, _forward, (_mlp_backward, _block_backward))
+KIND = LayerKind(
+    weights=Weights,
+    states=("state", "taps"),
+    shapes=_shapes,
+    of_state=_OF_STATE,
+    moments=(),
+    forward=_forward,
+    backward=(_mlp_backward, _block_backward),
+)

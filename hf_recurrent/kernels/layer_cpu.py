@@ -25,7 +25,6 @@ _SUMS = {"rate", "norm", "mlp_norm", "convolution"}  # weights whose gradients a
 
 Addresses = dict[str, int]  # name → symbol
 Maps = dict[str, tuple[int, int, int, int]]  # name of a matrix → gradient, outputs, input, inputs of its map
-Widths = dict[str, int]  # name of an array with a row for each step → its columns
 
 
 class Sizes(NamedTuple):
@@ -60,9 +59,9 @@ class LayerKind(NamedTuple):
             `training_cpu.gate_coefficients`.
         states: names of the states that go in.
         shapes: sizes → shapes of the weights, of the states, and of what comes out for each state.
-        kept: sizes → arrays that the backward pass reads.
-        scratch: sizes → sources of gradients of weights: gradients of the arrays with these names, and inputs of maps,
-            once more; first of the MLP, then of the recurrent block. Both begin with `hidden`.
+        of_state: names of the arrays of width S, besides `states`, that are kept for the backward pass and have a
+            gradient there.
+        moments: other arrays that are kept.
         forward: writes the passes of the layer, from symbols of all tensors and of what is kept.
         backward: writes the passes back to the input of the second norm, then from there to the layer's input; each
             gets symbols of all tensors, of what is kept and of the scratch, and returns the maps of its matrices.
@@ -71,8 +70,8 @@ class LayerKind(NamedTuple):
     weights: type[NamedTuple]
     states: tuple[str, ...]
     shapes: Callable[[Sizes], tuple[NamedTuple, list, list]]
-    kept: Callable[[Sizes], Widths]
-    scratch: Callable[[Sizes], tuple[Widths, Widths]]
+    of_state: tuple[str, ...]
+    moments: tuple[tuple[str, int], ...]
     forward: Callable[[Chain, Options, Addresses, Addresses], None]
     backward: Sequence[Callable[[Chain, Options, Addresses, Addresses, Addresses], Maps]]
 
@@ -273,12 +272,21 @@ def mlp_backward(
 
 @cache
 def _kept(kind: LayerKind, sizes: Sizes) -> Layout:
-    return Layout(kind.kept(sizes), sizes.rows.count, sizes.dtype.itemsize)
+    """Arrays that the backward pass reads."""
+    widths = {"hidden": sizes.model} | dict.fromkeys((*kind.of_state, "states"), sizes.state)
+    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner) | {"scales": 1, "mlp_scales": 1, **dict(kind.moments)}
+    return Layout(widths, sizes.rows.count, sizes.dtype.itemsize)
 
 
 @cache
 def _scratch(kind: LayerKind, sizes: Sizes) -> Layout:
-    mlp_layout, block = (Layout(widths, sizes.rows.count, sizes.dtype.itemsize) for widths in kind.scratch(sizes))
+    """Sources of gradients of weights: gradients of the arrays with these names, and inputs of maps, once more."""
+    of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), sizes.inner) | {"mlp_normed": sizes.model}
+    of_block = dict.fromkeys((*kind.of_state, "gated"), sizes.state) | {"normed": sizes.model}
+    mlp_layout, block = (
+        Layout({"hidden": sizes.model} | widths, sizes.rows.count, sizes.dtype.itemsize)
+        for widths in (of_mlp, of_block)
+    )
     # What belongs to the MLP has been read when that of the block is written.
     block.offsets |= mlp_layout.offsets
     block.elements = max(block.elements, mlp_layout.elements)
@@ -306,6 +314,13 @@ def _given(
     shapes = _shapes(kind, sizes)
     found = contiguous_addresses(kind.given[1:], (*inputs, *weights), shapes, sizes.dtype)
     return [*inputs, reset_mask], [resets, *found]
+
+
+def shared_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights that all families have, by name."""
+    model, state, inner = sizes.model, sizes.state, sizes.inner
+    shapes = {"rate": (state,), "norm": (model,), "mlp_norm": (model,), "out": (model, state)}
+    return shapes | {"mlp_gate": (inner, model), "up": (inner, model), "down": (model, inner)}
 
 
 @cache

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .chains import Chain
-from .layer_cpu import Addresses, LayerKind, Maps, Options, Sizes, Widths, mlp, mlp_backward
+from .layer_cpu import Addresses, LayerKind, Maps, Options, Sizes, mlp, mlp_backward, shared_shapes
 
 
 class Weights(NamedTuple):
@@ -91,28 +91,18 @@ def _block_backward(chain: Chain, options: Options, at: Addresses, k: Addresses,
     return inward | {"out": (s["hidden"], model, s["gated"], state)}
 
 
-def _kept(sizes: Sizes) -> Widths:
-    widths = {"hidden": sizes.model} | dict.fromkeys((*_INWARD, "states"), sizes.state)
-    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
-    return widths | {"scales": 1, "mlp_scales": 1, "moments": 6, "mlp_moments": 6}
-
-
-def _scratch(sizes: Sizes) -> tuple[Widths, Widths]:
-    of_mlp = dict.fromkeys(("mlp_gate", "up", "mlp_gated"), sizes.inner) | {"mlp_normed": sizes.model}
-    of_block = dict.fromkeys((*_INWARD, "gated"), sizes.state) | {"normed": sizes.model}
-    hidden = {"hidden": sizes.model}
-    return hidden | of_mlp, hidden | of_block
-
-
 def _shapes(sizes: Sizes) -> tuple[Weights, list, list]:
-    model, state, inner = sizes.model, sizes.state, sizes.inner
-    weights = Weights(
-        **{"rate": (state,), "norm": (model,), "mlp_norm": (model,)},
-        **dict.fromkeys(_INWARD.values(), (state, model)),
-        **{"out": (model, state), "mlp_gate": (inner, model), "up": (inner, model), "down": (model, inner)},
-    )
-    states = [torch.Size((sizes.rows.streams, state))]
-    return weights, states, states
+    inward = dict.fromkeys(_INWARD.values(), (sizes.state, sizes.model))
+    states = [torch.Size((sizes.rows.streams, sizes.state))]
+    return Weights(**shared_shapes(sizes), **inward), states, states
 
 
-KIND = LayerKind(Weights, ("state",), _shapes, _kept, _scratch, _forward, (_mlp_backward, _block_backward))
+KIND = LayerKind(
+    weights=Weights,
+    states=("state",),
+    shapes=_shapes,
+    of_state=tuple(_INWARD),
+    moments=(("moments", 6), ("mlp_moments", 6)),
+    forward=_forward,
+    backward=(_mlp_backward, _block_backward),
+)
