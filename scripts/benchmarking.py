@@ -39,7 +39,7 @@ OPTIONS = {
 
 
 def option_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with some of the shared options; a default also gives the type, a list that of several values."""
+    """A parser with some of the shared options; a default also gives the type, and a list takes several values."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         values = default if isinstance(default, list) else [default]

@@ -25,7 +25,7 @@ class MultiStreamTrainer(StreamTrainer):
     reports `eval_loss` (nats per target) and `eval_bits_per_byte` for a corpus ([`evaluate_bits_per_byte`]);
     `eval_accuracy`, `eval_exact_match` and `eval_loss` for a task ([`evaluate_task`]).
 
-    The arguments are those of [`StreamTrainer`].
+    The arguments are [`StreamTrainer`]'s.
 
     Raises:
         ValueError: see [`StreamTrainer`]; a task needs blocks of its examples' length because no state is carried; or
@@ -56,7 +56,7 @@ class OnlineTrainer(StreamTrainer):
     ([`SensitivityEngine`]): the derivative of the state with respect to every weight is carried and saved like the
     state, and is zero where an episode begins. In everything else the trainer works like [`MultiStreamTrainer`].
 
-    The arguments are those of [`StreamTrainer`]. The model is recurrent; `rtrl` and `snap1` need this package's units,
+    The arguments are [`StreamTrainer`]'s. The model is recurrent; `rtrl` and `snap1` need this package's units,
     and `rtrl` units that do not mix channels.
 
     Raises:
@@ -97,7 +97,7 @@ class SmtTrainer(MemoryTrainer):
     `teacher_loss`, the teacher's nats of the next byte, which the RNN can reach; `bits_per_byte` is `teacher_loss` in
     bits. A following [`DmtTrainer`] reduces the gap that opens when the RNN runs on its own memories.
 
-    The arguments are those of [`StreamTrainer`], and `teacher`, of the same memory, vocabulary and decoder shape.
+    The arguments are [`StreamTrainer`]'s, and `teacher`, of the same memory, vocabulary and decoder shape.
 
     Raises:
         ValueError: see [`StreamTrainer`]; or the two models do not match, or blocks are shorter than context + future.
@@ -117,7 +117,7 @@ class DmtTrainer(MemoryTrainer):
     Logs hold `memory_loss`, `readout_loss` (nats per target) and `drift`, 1 - R² of the labelled memories;
     `bits_per_byte` is the readout's loss in bits.
 
-    The arguments are those of [`StreamTrainer`], and `teacher`, the model that the RNN was trained with.
+    The arguments are [`StreamTrainer`]'s, and `teacher`, the model that the RNN was trained with.
 
     Raises:
         ValueError: see [`StreamTrainer`]; or the models do not match, or blocks are shorter than context + rollout.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class BlockLosses(NamedTuple):
     """Losses (B, T) of the targets of a block in nats, 0 where there is none, and the number of bytes read.
 
-    `network` has those of the network without its count memory; None for a model without one.
+    `network` has the losses of the network without its count memory; None for a model without one.
     """
 
     nats: torch.Tensor

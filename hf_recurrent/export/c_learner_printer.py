@@ -21,7 +21,7 @@ class LearnerPrinter(CPrinter):
     """Prints a graph of a learner.
 
     Args:
-        graph: of one byte, with the inputs `ids`, `labels`, `state NAME`, `carried NAME` and those of `inputs`.
+        graph: of one byte, with the inputs `ids`, `labels`, `state NAME`, `carried NAME` and the names of `inputs`.
         plan: of the learner's memory.
         inputs: name of a further input → C text of its element, with {} for the offset.
         first_table: number of the first constant array, so that two graphs have arrays of different names.

@@ -56,7 +56,7 @@ def packaged(saved_class: type, unit: OwnCode | None = None) -> Iterator[str]:
 def gathered_files(module: str) -> dict[str, str]:
     """The files that a checkpoint needs: name → text.
 
-    `module` is that of the class that is saved, such as `hf_recurrent.modeling.memora.modeling_memora`.
+    `module` defines the class that is saved, such as `hf_recurrent.modeling.memora.modeling_memora`.
     """
     files: dict[str, list[Source]] = {}
     for name in in_import_order(module):

@@ -159,7 +159,7 @@ class Coder:
         return self._struct.used
 
     def code(self, symbols: np.ndarray, *arguments: Any) -> None:
-        """Encode symbols, or decode them in place; the arguments are those of [`CodingCall`]."""
+        """Encode symbols, or decode them in place; [`CodingCall`] has the arguments."""
         CodingCall(self, symbols, *arguments).run()
 
     def finish(self) -> bytes:

@@ -70,7 +70,7 @@ def _block_backward(chain: Chain, options: Options, at: Addresses, k: Addresses,
     chain.reads(model, s["hidden"], at["hidden"])
     chain.map_backward(s["hidden"], at["out"], model, state, gated)
     chain.gated_gelu_backward(state, k["gate"], k["states"], gated, s["gate"], states, s["gated"])
-    # Gradients of the states have been read where those of the inputs take their place.
+    # Gradients of the inputs take the place of the states', which have been read.
     grads = s | {"last": at["grad_last_state"], "state": at["grad_state"], "inputs": states}
     chain.recurrence_backward(
         *(state, k, grads, at["rate"], at["state"], at["resets"]),

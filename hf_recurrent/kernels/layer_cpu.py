@@ -149,7 +149,7 @@ def _forward(kind: LayerKind, options: Options) -> Template:
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of the inputs of [`layer`]; those of weights that were not wanted are None."""
+    """Gradients of the inputs of [`layer`]; None for weights without a wanted gradient."""
 
     hidden: Tensor
     states: tuple[Tensor, ...]
@@ -170,7 +170,10 @@ def layer_backward(
     *,
     rounded: bool,
 ) -> LayerGradients:
-    """Gradients from those of the output (B, T, M) and of what came out for each state; `wanted`: of which weights."""
+    """Gradients of inputs, states and the `wanted` weights.
+
+    `grad` (B, T, M) and `grad_last` are the gradients of the output and of what came out for each state.
+    """
     sizes, dtype = kind.sizes(hidden, weights), hidden.dtype
     grad_hidden, grad_states = empty(hidden.shape, dtype), tuple(hidden.new_empty(each.shape) for each in states)
     scratch, chunks = empty(torch.Size((_scratch(kind, sizes).elements,)), dtype), -(-sizes.rows.count // _CHUNK)
@@ -287,7 +290,7 @@ def _scratch(kind: LayerKind, sizes: Sizes) -> Layout:
         Layout({"hidden": sizes.model} | widths, sizes.rows.count, sizes.dtype.itemsize)
         for widths in (of_mlp, of_block)
     )
-    # What belongs to the MLP has been read when that of the block is written.
+    # The MLP's arrays have been read when the block's are written.
     block.offsets |= mlp_layout.offsets
     block.elements = max(block.elements, mlp_layout.elements)
     return block

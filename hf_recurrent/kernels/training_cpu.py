@@ -379,7 +379,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
 
 
 def cross_entropy_backward(logits: Tensor, targets: Tensor, kept: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of the logits from that of each row's loss (rows,)."""
+    """The gradient of the logits, given each row's gradient of its loss (rows,)."""
     to, sizes = _like(logits), _rows_and_width(logits)
     given = {"grad": (grad.contiguous(), sizes[0]), "grad_logits": (to, to.numel())}
     _run("cross_entropy_backward", logits.dtype, sizes, (), _loss_given(logits, targets, kept) | given)

@@ -1,7 +1,7 @@
 """The parts of a layer between its matrix products on a GPU, forward and backward: Triton kernels.
 
-The functions are those of `training_cpu.py`. Each reads its inputs once and writes its results once; tensors of one
-call may have different floating types, and all arithmetic is in float32, or in float64 if the first is.
+Names and arguments are as in `training_cpu.py`. Each function reads its inputs once and writes its results once;
+tensors of one call may have different floating types, and all arithmetic is in float32, or in float64 if the first is.
 
 Set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slowly, for tests.
 
@@ -75,7 +75,7 @@ def _moments(x, width, inside, eps):
 
 @triton.jit
 def _norm_backward(grad, normed, scale, width):
-    """The gradient of x from that of its LayerNorm."""
+    """The gradient of x from the gradient of its LayerNorm."""
     both = _mean(grad * normed, width)[:, None]
     return scale[:, None] * (grad - _mean(grad, width)[:, None] - normed * both)
 

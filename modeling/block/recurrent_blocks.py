@@ -111,7 +111,7 @@ def episode_numbers(reset_mask: Tensor, history: int) -> Tensor:
 def delayed(padded: Tensor, history: int, lag: int, episode: Tensor | None) -> Tensor:
     """The inputs (B, T, S) `lag` steps before each step of a block, zero where they are of another episode.
 
-    `padded` and `episode` (None for one episode) are those of `history` steps before the block, then of the block.
+    `padded` and `episode` (None for one episode) have `history` steps before the block, then the block's.
     """
     start, end = history - lag, padded.shape[1] - lag
     inputs = padded[:, start:end]

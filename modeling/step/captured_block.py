@@ -95,7 +95,7 @@ class CapturedBlock:
         self.blocks += 1
         if self.recording is None and not self.failed and self.blocks > _BLOCKS_BEFORE:
             self._capture(model, hidden, state, reset_mask)
-        # Until its backward pass, the graph's memory is that of the block before.
+        # Until its backward pass, the graph's memory belongs to the block before.
         if self.recording is None or self.last() is not None:
             return None
         self.turn += 1
@@ -146,7 +146,7 @@ class CapturedBlock:
         device = hidden.device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         try:
-            # Weights that autocast has cached would be those of the capture for ever.
+            # Weights that autocast has cached would keep the values of the capture for ever.
             with capturing(hidden.device), torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
                 self.recording = _record_block(run, wanted)
         except RuntimeError as error:

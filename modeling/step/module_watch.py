@@ -103,7 +103,7 @@ class StepLoop:
     """A loop of single steps of one model, which looks at all of the model at its first step and at every 64th.
 
     Between them it looks at the root's mode and children, and whether a hook was added to any module of the process.
-    Other changes take effect up to 64 steps late. Until then the steps are those of the model as it was: a compiled
+    Other changes take effect up to 64 steps late. Until then the steps compute the model as it was: a compiled
     step keeps its weights' memory and checks that it was not freed or moved. Not for a CUDA graph, which does neither.
     """
 

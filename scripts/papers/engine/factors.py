@@ -50,7 +50,7 @@ class FactorStudy(Experiment):
 
     def __post_init__(self) -> None:
         self.first, self.second = ((*point, None)[:2] for point in (self.first, self.second))
-        self.note = f"One setting at a time is changed; all others are those of `{self.rows_of}`."
+        self.note = f"One setting at a time is changed; all others are as in `{self.rows_of}`."
 
     def attach(self, base: Experiment) -> None:
         """Set the experiment, whose source and measurement the study has."""
@@ -58,7 +58,7 @@ class FactorStudy(Experiment):
         self.metric = self.metric or base.metric
 
     def rows(self, size: str) -> list[Settings]:
-        """The experiment's rows, then those of each level, which have `level` in addition.
+        """The experiment's rows, then the rows of each level, which have `level` in addition.
 
         Raises:
             ValueError: a size without studies, or a level with a setting that a row does not have.

@@ -38,7 +38,7 @@ def computed_section(experiment: Experiment, folder: Path, text: str | None = No
     """The section of an experiment from its rows.
 
     Args:
-        text: the section so far, whose command says which seeds it has; by default those of the experiment.
+        text: the section so far, whose command says which seeds it has; by default the experiment's seeds.
     """
     command, seeds = _command_and_seeds(experiment, text)
     picture = report_path(experiment, SIZE, folder).with_suffix(".png").name
@@ -55,7 +55,7 @@ def _command_and_seeds(experiment: Experiment, text: str | None) -> tuple[str, S
 
 
 def write_pages(results: Path) -> None:
-    """Rewrite the sections of all pages in the folder of `results`, those of new studies, and the table of claims."""
+    """Rewrite all pages in the folder of `results`, with sections for new studies, and the table of claims."""
     from papers import STUDIES, load_experiment
 
     folder = results.with_suffix("")

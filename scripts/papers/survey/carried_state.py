@@ -124,8 +124,8 @@ def read(model: Any, ids: np.ndarray, resets: np.ndarray, state: Any = None) -> 
 def recall(model: Any, held_out: bytes, settings: Settings) -> dict[str, float]:
     """Distance → bits per byte that the second reading of a passage saves, the state carried.
 
-    Each stream has, for each distance, a passage that far before its end. Then it reads its own passages, or those of
-    another stream, which differ in nothing but that they are new to it.
+    Each stream has, for each distance, a passage that far before its end. Then it reads its own passages, or another
+    stream's, which differ in nothing but that they are new to it.
     """
     size, streams, distances = (settings[key] for key in ("passage", "passages", "distances"))
     text = np.frombuffer(held_out, np.uint8)
