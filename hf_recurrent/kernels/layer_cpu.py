@@ -129,7 +129,7 @@ def layer(
     """
     sizes, dtype = kind.sizes(hidden, weights), hidden.dtype
     output, kept = empty(hidden.shape, dtype), empty(torch.Size((_kept(kind, sizes).elements,)), dtype)
-    last = tuple(hidden.new_empty(shape) for shape in kind.shapes(sizes)[2])
+    last = tuple(hidden.new_empty(shape) for shape in _shapes(kind, sizes)[1])
     call = _forward(kind, Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)))
     memory = workspace(call.size, dtype)
     if not is_simulated():
@@ -190,7 +190,7 @@ def layer_backward(
             address("kept", kept, dtype, _kept(kind, sizes).elements),
             address("grad", grad, dtype, hidden.numel()),
         ]
-        for each, shape in zip(grad_last, kind.shapes(sizes)[2], strict=True):
+        for each, shape in zip(grad_last, _shapes(kind, sizes)[1], strict=True):
             grads.append(0 if each is None else address("grad_last", each, dtype, shape.numel()))
         results = [each.data_ptr() for each in (grad_hidden, *grad_states, scratch, *sums)]
         addresses = np.array([*given, memory, *grads, *results])
@@ -314,8 +314,7 @@ def _given(
         check_shapes({"reset_mask": (reset_mask, hidden.shape[:2])})
         reset_mask = reset_mask.contiguous()
         resets = address("reset_mask", reset_mask, torch.bool, reset_mask.numel())
-    shapes = _shapes(kind, sizes)
-    found = contiguous_addresses(kind.given[1:], (*inputs, *weights), shapes, sizes.dtype)
+    found = contiguous_addresses(kind.given[1:], (*inputs, *weights), _shapes(kind, sizes)[0], sizes.dtype)
     return [*inputs, reset_mask], [resets, *found]
 
 
@@ -327,7 +326,7 @@ def shared_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 @cache
-def _shapes(kind: LayerKind, sizes: Sizes) -> list[torch.Size]:
-    """The shapes of a layer's input, states and weights."""
-    weights, states, _ = kind.shapes(sizes)
-    return [*map(torch.Size, ((*sizes.rows, sizes.model), *states, *weights))]
+def _shapes(kind: LayerKind, sizes: Sizes) -> tuple[list[torch.Size], list[torch.Size]]:
+    """The shapes of a layer's input, states and weights; and of what comes out for each state."""
+    weights, states, last = kind.shapes(sizes)
+    return [*map(torch.Size, ((*sizes.rows, sizes.model), *states, *weights))], last

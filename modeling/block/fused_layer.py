@@ -19,8 +19,7 @@ class LayerParts(NamedTuple):
 
     Args:
         states: of the streams, in the order of the kernel.
-        modules: other modules than linear maps and norms, of the classes that the kernel knows.
-        unit: the recurrent unit, one of the modules.
+        modules: the recurrent unit, then other modules than linear maps and norms, of classes that the kernel knows.
         norms: before the recurrent block, and before the MLP.
         maps: all linear maps; their outputs and inputs are widths of the layer.
         vectors: parameters of the unit and of the convolution.
@@ -28,7 +27,6 @@ class LayerParts(NamedTuple):
 
     states: tuple[Tensor, ...]
     modules: tuple[nn.Module, ...]
-    unit: nn.Module
     norms: tuple[nn.Module, nn.Module]
     maps: tuple[nn.Module, ...]
     vectors: tuple[Tensor, ...]
@@ -62,12 +60,13 @@ def layer_kernel(family: str, hidden: Tensor, inputs, parts: LayerParts) -> Modu
 
 def _has_plain_parts(parts: LayerParts) -> bool:
     """True where no part has hooks, biases, other methods, or an option that the kernel does not know."""
+    unit = parts.modules[0]
     return (
         all(is_plain_layer(linear, nn.Linear, Contraction) and linear.bias is None for linear in parts.maps)
         and all(is_plain_layer(norm, nn.RMSNorm) and None not in (norm.weight, norm.eps) for norm in parts.norms)
         and all(is_plain_layer(module, type(module)) for module in parts.modules)
-        and not parts.unit.allow_negative_eigenvalues
-        and not vars(parts.unit).keys() & {"project", "coefficients", "recur", "read_out"}
+        and not unit.allow_negative_eigenvalues
+        and not vars(unit).keys() & {"project", "coefficients", "recur", "read_out"}
     )
 
 

@@ -25,7 +25,7 @@ def fused_hawk_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, 
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
     states, vectors = (inputs.state["recurrent"], taps), (unit.recurrent_param, convolution.weight)
-    parts = LayerParts(states, (unit, convolution), unit, norms, maps, vectors)
+    parts = LayerParts(states, (unit, convolution), norms, maps, vectors)
     if (family := layer_kernel("hawk_layer_cpu", hidden, inputs, parts)) is None:
         return None
     matrices = [linear.weight for linear in maps]

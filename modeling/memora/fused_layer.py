@@ -24,7 +24,7 @@ def fused_memora_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
     states = (inputs.state["recurrent"],)
-    parts = LayerParts(states, (unit,), unit, norms, maps, (unit.nu,))
+    parts = LayerParts(states, (unit,), norms, maps, (unit.nu,))
     if (family := layer_kernel("memora_layer_cpu", hidden, inputs, parts)) is None:
         return None
     matrices = [linear.weight for linear in maps]
