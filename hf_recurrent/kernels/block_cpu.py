@@ -15,18 +15,22 @@ from torch import Tensor
 from .addresses import UnreadableTensor as UnreadableTensor
 from .addresses import address, addresses
 from .bytecode import Bytecode
-from .step_cpu import Call, Program, _library
+from .step_cpu import _TYPES, Call, Program, _library
 from .step_cpu import WeightsChanged as WeightsChanged
 from .step_cpu import is_supported as is_supported
 from .step_graph import StepGraph, Value
 from .step_graph import UnsupportedOp as UnsupportedOp
 
-_DONE, _CHANGED, _NOT_FINITE = range(3)  # enum outcome
+_DONE, _CHANGED, _NOT_FINITE, _STEEP = range(4)  # enum outcome
 _PARAMETER = np.dtype(
     [(name, "i8") for name in ("weights", "first", "second", "gradient", "count", "rows", "columns", "width")]
     + [("rate", "f8")]
 )
 _UPDATE = np.dtype([("kind", "i8")] + [(n, "f8") for n in ("scale", "beta1", "beta2", "eps", "bias1", "bias2")])
+_BLOCKS = np.dtype(
+    [(name, "i8") for name in ("count", "moving", "swapped", "moves", "swaps", "corrections")]
+    + [("most_norm", "f8"), ("norm", "f8"), ("done", "i8")]
+)
 KINDS = ("adamw", "rmsprop")
 
 
@@ -184,6 +188,94 @@ class WeightUpdate:
             factored: as in `norm`.
         """
         self._update["scale"] = scale
-        self._update["bias1"], self._update["bias2"] = (1 - beta**number for beta in self._betas)
-        count = len(self._parameters)
-        _library.hf_step_update(self._is_double, self._update_pointer, self._pointers[factored], count)
+        self._update["bias1"], self._update["bias2"] = self.corrections(number)
+        _library.hf_step_update(self._is_double, *self.arguments(factored))
+
+    def corrections(self, number: int) -> tuple[float, ...]:
+        """Divisors of the moments in this step."""
+        return tuple(1 - beta**number for beta in self._betas)
+
+    def arguments(self, factored: bool) -> tuple[int, int, int]:
+        """Addresses for the kernel, and the number of parameters."""
+        return self._update_pointer, self._pointers[factored], len(self._parameters)
+
+
+class LoopEnd(NamedTuple):
+    """Where a [`BlockLoop`] ended.
+
+    Args:
+        done: blocks with their updates.
+        is_finite: False where a value of the next block is not finite that must be: nothing has changed.
+        norm: of the next block's gradient where it is NaN or infinite: sensitivities have changed, weights have not.
+    """
+
+    done: int
+    is_finite: bool = True
+    norm: float | None = None
+
+
+class BlockLoop:
+    """Blocks of one stream, each with an update of the weights by its gradient, in one call.
+
+    Args:
+        program: of a block.
+        moving: names of inputs and outputs that hold the elements of all blocks, one after another.
+        states: names of outputs that are the next block's inputs.
+    """
+
+    def __init__(self, program: BlockProgram, moving: Sequence[str], states: Sequence[str]):
+        self._program, self._moving, self._call = program, {*moving}, Call(program, batch_size=1)
+        inputs = {name: number for number, name in enumerate(program.inputs, 1)}
+        outputs = {name: number for number, name in enumerate(program.outputs, 1 + len(inputs))}
+        moves = [
+            (number, size * program.dtype.itemsize)
+            for numbers, sizes in ((inputs, program.inputs), (outputs, program.outputs))
+            for (name, number), size in zip(numbers.items(), sizes.values(), strict=True)
+            if name in self._moving
+        ]
+        self.swapped = [name for name in states if name in inputs]
+        swaps = [(inputs[name], outputs[name]) for name in self.swapped]
+        self._moves, self._swaps = (np.array(pairs, np.int64).reshape(-1, 2) for pairs in (moves, swaps))
+
+    def run(
+        self,
+        inputs: dict[str, Tensor],
+        outputs: dict[str, Tensor],
+        count: int,
+        update: WeightUpdate,
+        first: int,
+        most_norm: float,
+        *,
+        factored: bool,
+    ) -> LoopEnd:
+        """Read `count` blocks.
+
+        After an odd number of blocks, the last state is in the outputs, after an even number in the inputs if it is
+        one of `swapped`.
+
+        Args:
+            inputs, outputs: as in [`BlockProgram.run`].
+            update: of the weights.
+            first: number of its first step, from 1.
+            most_norm: norm to which gradients are clipped.
+            factored: as in [`WeightUpdate.norm`].
+
+        Raises:
+            UnreadableTensor: a tensor is not what the operations need.
+            WeightsChanged: the program must be recompiled; nothing was changed but outputs.
+        """
+        program, pointers = self._program, []
+        for tensors, sizes in ((inputs, program.inputs), (outputs, program.outputs)):
+            whole = [(name, size * count if name in self._moving else size) for name, size in sizes.items()]
+            pointers += addresses(tensors, whole, program.dtype)
+        self._call.bases[1 : 1 + len(pointers)] = pointers
+        corrections = np.array([update.corrections(number) for number in range(first, first + count)])
+        arrays = [array.ctypes.data for array in (self._moves, self._swaps, corrections)]
+        blocks = np.array([(count, len(self._moves), len(self._swaps), *arrays, most_norm, 0.0, 0)], dtype=_BLOCKS)
+        outcome = _library.hf_step_learn(
+            _TYPES[program.dtype], *self._call.pointers, blocks.ctypes.data, *update.arguments(factored)
+        )
+        done = int(blocks["done"][0])
+        if outcome == _CHANGED:  # by someone else, before this call
+            raise WeightsChanged
+        return LoopEnd(done, outcome != _NOT_FINITE, float(blocks["norm"][0]) if outcome == _STEEP else None)

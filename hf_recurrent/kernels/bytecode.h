@@ -4,7 +4,7 @@
  */
 #include <stdint.h>
 
-#define VERSION 7
+#define VERSION 8
 /* From MATMUL on: of a block of one stream, with its backward pass. */
 enum opcode {
     LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED, TOKEN,
@@ -14,7 +14,8 @@ enum opcode {
 };
 enum weights { SAME_TYPE, BFLOAT16, INT8 };
 enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
-enum outcome { DONE, CHANGED, NOT_FINITE }; /* CHANGED: a weight is not what the program was made from */
+/* CHANGED: a weight is not what the program was made from. STEEP: the norm of the gradient is NaN or infinite. */
+enum outcome { DONE, CHANGED, NOT_FINITE, STEEP };
 
 /* A row of elements for each stream: bases[base] + scaled · streams + offset + stream · stride. */
 struct operand {
@@ -153,4 +154,13 @@ struct update {
     int64_t kind; /* 0: AdamW, 1: RMSProp */
     double scale; /* of all gradients */
     double beta1, beta2, eps, correction1, correction2; /* RMSProp: beta2 is alpha */
+};
+struct blocks { /* blocks of one stream, one after another, with an update after each */
+    int64_t count, moving, swapped; /* of blocks; of the arrays */
+    const int64_t (*moves)[2]; /* a base that moves with each block, and bytes */
+    const int64_t (*swaps)[2]; /* two bases that change places after each block: a state before and after it */
+    const double (*corrections)[2]; /* of each update */
+    double most_norm; /* of a gradient that is not clipped */
+    double norm; /* of the last gradient */
+    int64_t done; /* blocks with their updates */
 };

@@ -71,3 +71,32 @@ EXPORT void hf_step_update(
     for (const struct parameter *parameter = parameters; parameter < parameters + count; parameter++)
         change(update, parameter);
 }
+
+/* The blocks of a program, each with the update of the weights by its gradient, clipped. Returns the outcome of the block
+ * after the last that is done; an outcome of STEEP has changed sensitivities and no weights. */
+EXPORT int64_t hf_step_learn(
+    int64_t is_double, const int64_t *code, const int64_t *segments, int64_t count, void **bases, struct blocks *blocks,
+    struct update *update, const struct parameter *parameters, int64_t parameter_count)
+{
+    for (blocks->done = 0; blocks->done < blocks->count; blocks->done++) {
+        const int64_t outcome = hf_step_run(is_double, 1, 0, code, segments, count, bases);
+        if (outcome != DONE)
+            return outcome;
+        const double norm = blocks->norm = hf_step_norm(is_double, parameters, parameter_count);
+        if (!(norm < INFINITY))
+            return STEEP;
+        const double scale = blocks->most_norm / (norm + 1e-6);
+        update->scale = scale < 1 ? scale : 1;
+        update->correction1 = blocks->corrections[blocks->done][0];
+        update->correction2 = blocks->corrections[blocks->done][1];
+        hf_step_update(is_double, update, parameters, parameter_count);
+        for (int64_t i = 0; i < blocks->moving; i++)
+            bases[blocks->moves[i][0]] = (char *)bases[blocks->moves[i][0]] + blocks->moves[i][1];
+        for (int64_t i = 0; i < blocks->swapped; i++) {
+            void *const before = bases[blocks->swaps[i][0]];
+            bases[blocks->swaps[i][0]] = bases[blocks->swaps[i][1]];
+            bases[blocks->swaps[i][1]] = before;
+        }
+    }
+    return DONE;
+}

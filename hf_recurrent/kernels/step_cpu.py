@@ -22,7 +22,7 @@ from .bytecode import Bytecode
 from .compiled import load_library
 from .step_graph import StepGraph, UnsupportedOp, Value
 
-_VERSION = 7  # VERSION in bytecode.h
+_VERSION = 8  # VERSION in bytecode.h
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
@@ -36,6 +36,12 @@ _library.hf_step_norm.argtypes = (ctypes.c_int64, _POINTER, ctypes.c_int64)
 _library.hf_step_norm.restype = ctypes.c_double
 _library.hf_step_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
 _library.hf_step_update.restype = None
+_library.hf_step_learn.argtypes = (
+    *(ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64),
+    *[_POINTER] * 4,
+    ctypes.c_int64,
+)
+_library.hf_step_learn.restype = ctypes.c_int64
 
 
 class WeightsChanged(Exception):
@@ -69,11 +75,11 @@ class Call:
         self.bases = np.array([self.scratch.data_ptr(), *unset, *program._constant_pointers], dtype=np.int64)
         self._first = _TYPES[program.dtype], batch_size
         code, segments = program._code, program._segments
-        self._last = code.ctypes.data, segments.ctypes.data, len(segments), self.bases.ctypes.data
+        self.pointers = code.ctypes.data, segments.ctypes.data, len(segments), self.bases.ctypes.data
 
     def run(self, is_chain: bool = False) -> int:
         """Returns one of `enum outcome`."""
-        return _library.hf_step_run(*self._first, is_chain, *self._last)
+        return _library.hf_step_run(*self._first, is_chain, *self.pointers)
 
 
 class StepProgram(Program):

@@ -5,6 +5,7 @@ Shape letters: T steps.
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from hf_recurrent.learning_rules.compiled_block import Block, CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable, block_cpu
 from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
 from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
-from hf_recurrent.learning_rules.rules import LearningRule
+from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
 logger = logging.get_logger(__name__)
@@ -121,6 +122,23 @@ class CompiledUpdate:
         self._update.step(self._steps, scale, self.memory.is_factored)
         torch.autograd.graph.increment_version(self.memory.parameters)
 
+    def run(
+        self,
+        loop: block_cpu.BlockLoop,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        count: int,
+        *,
+        most_norm: float,
+    ) -> block_cpu.LoopEnd:
+        """Run a loop over blocks with a step after each; gradients that can be products are not written."""
+        self._bind()
+        factored = bool(self.memory.factors)
+        end = loop.run(inputs, outputs, count, self._update, self._steps + 1, most_norm, factored=factored)
+        self._steps += end.done
+        torch.autograd.graph.increment_version(self.memory.parameters)
+        return end
+
     def write_steps(self) -> None:
         """Bring the numbers of steps in the optimizer's state up to date."""
         if self._bound is not None and self._bound[0] is self.optimizer.state:
@@ -150,6 +168,29 @@ class CompiledUpdate:
         self._update = block_cpu.WeightUpdate(kind, self.memory.flat, trained, betas, group["eps"])
         self._steps = int(self.optimizer.state[self.memory.parameters[0]]["step"])
         self._bound = bound
+
+
+class LearnedBlocks(NamedTuple):
+    """Blocks that were learned from, one after another.
+
+    Args:
+        count: of the blocks.
+        nats: (count · T,).
+        state: after them.
+        error: why the next block was not learned from.
+    """
+
+    count: int
+    nats: torch.Tensor
+    state: RecurrentState
+    error: NonFiniteLossError | None
+
+
+def diverged(norm: float, carried: RecurrentState) -> NonFiniteLossError:
+    """The error for a gradient whose norm is NaN or infinite; `carried` becomes zero."""
+    for sensitivity in carried.values():  # they may have diverged
+        sensitivity.zero_()
+    return NonFiniteLossError(f"The norm of the gradient is {norm}: nothing was learned from it.")
 
 
 class BlockLearning:
@@ -224,6 +265,28 @@ class BlockLearning:
             learned = compiled.learn(carried, state, block, memory.other_views())
             memory.add_other()
         return learned
+
+    def learn_blocks(
+        self, carried: RecurrentState, state: RecurrentState, blocks: Block, max_grad_norm: float
+    ) -> LearnedBlocks | None:
+        """Read blocks (N, T) of one stream, with an [`update`] after each, in one call of the compiled kernel.
+
+        None where [`learn`] has to be called for each: blocks are not compiled, there are tables, gradients wait for
+        an update, or updates do not follow each block.
+        """
+        self.write_gradients()
+        compiled = self._compiled_block(blocks)
+        if compiled is None or self._update is None or compiled.tables or not self._updates_each:
+            return None
+        memory = self._memory
+        if not memory.is_empty:
+            return None
+        run = partial(self._update.run, most_norm=max_grad_norm or float("inf"))
+        end, nats, state = compiled.learn_blocks(carried, state, blocks, memory.unfactored_views, run)
+        error = None if end.is_finite else compiled.not_finite(nats[end.done])
+        if end.norm is not None:
+            error = diverged(end.norm, carried)
+        return LearnedBlocks(end.done, nats[: end.done].flatten(), state, error)
 
     def write_gradients(self) -> None:
         """Write the gradients of the last block, if they are not in the parameters' `.grad`, before they are read."""

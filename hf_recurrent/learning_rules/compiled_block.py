@@ -8,7 +8,7 @@ Shape letters: T steps.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +24,7 @@ from hf_recurrent.modeling.contexts.counted_predictions import init_network_stat
 from hf_recurrent.modeling.contexts.ngram_embedding import find_tables, read_ngrams
 
 if TYPE_CHECKING:
+    from hf_recurrent.kernels.block_cpu import LoopEnd
     from hf_recurrent.kernels.block_trace import BlockTrace
     from hf_recurrent.kernels.step_graph import Value
 
@@ -87,17 +88,61 @@ class CompiledBlock(CompiledProgram):
             self._inputs[name].copy_(part)
         inputs = self._inputs | named("state", state) | named("carried", carried)
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        outputs = {"nats": self._nats} | named("state", new_state) | named("gradient", gradients)
-        for name, (rows, columns) in self.factors.items():
-            outputs |= {f"rows {name}": rows, f"columns {name}": columns}
+        outputs = {"nats": self._nats} | named("state", new_state) | named("gradient", gradients) | self._of_factors
         width = self.model.config.hidden_size
         of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
         if not self.program.run(inputs, outputs | named("sums", of_sums)):
-            loss = (self._nats.sum() / self.num_targets).item()
-            raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
+            raise self.not_finite(self._nats)
         for name in self.factors.keys() & gradients.keys():
             torch.outer(*self.factors[name], out=gradients[name])
         return self._nats.clone(), new_state, self._of_tables(state, block, of_sums)
+
+    def not_finite(self, nats: torch.Tensor) -> NonFiniteLossError:
+        """The error for a block with these nats (T,)."""
+        loss = (nats.sum() / self.num_targets).item()
+        return NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
+
+    @cached_property
+    def _of_factors(self) -> dict[str, torch.Tensor]:
+        """Outputs of the program that are vectors of outer products."""
+        rows = {f"rows {name}": rows for name, (rows, _) in self.factors.items()}
+        return rows | {f"columns {name}": columns for name, (_, columns) in self.factors.items()}
+
+    def learn_blocks(
+        self,
+        carried: RecurrentState,
+        state: RecurrentState,
+        blocks: Block,
+        gradients: Mapping[str, torch.Tensor],
+        run: "Callable[..., LoopEnd]",
+    ) -> tuple["LoopEnd", torch.Tensor, RecurrentState]:
+        """As `learn`, for blocks (N, T) of a model without tables and with an update of the weights after each.
+
+        Args:
+            gradients: without those that have factors.
+            run: runs a loop with inputs, outputs and the number of blocks, and makes the updates.
+
+        Returns:
+            The end of the loop, nats (N, T), and the state after the blocks that are done.
+        """
+        count = len(blocks[0])
+        before = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+        after = {name: torch.empty_like(tensor) for name, tensor in before.items()}
+        nats = torch.empty(count, self.steps, dtype=self.dtype)
+        inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, blocks, strict=True)}
+        inputs |= named("state", before) | named("carried", carried)
+        outputs = {"nats": nats} | named("state", after) | named("gradient", gradients) | self._of_factors
+        end = run(self._loop, inputs, outputs, count)
+        if end.done == 0:
+            return end, nats, state
+        if end.done % 2 == 0:
+            after |= {name: before[name] for name in before if f"state {name}" in self._loop.swapped}
+        return end, nats, after
+
+    @cached_property
+    def _loop(self) -> "block_cpu.BlockLoop":
+        states = [name for name in self.program.outputs if name.startswith("state ")]
+        return block_cpu.BlockLoop(self.program, (*_INPUTS, "nats"), states)
 
     def _of_tables(
         self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]

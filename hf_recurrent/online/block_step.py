@@ -1,6 +1,7 @@
 """A stream of an online learner, and the step for one block of T bytes of it: predict it, and learn from it."""
 
 import math
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
-from hf_recurrent.learning_rules.block_learning import BlockLearning
+from hf_recurrent.learning_rules.block_learning import BlockLearning, LearnedBlocks, diverged
 from hf_recurrent.learning_rules.compiled_block import Block
 from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
@@ -23,6 +24,9 @@ from hf_recurrent.modeling.contexts.count_memory_layout import Rates
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.single_step import plain_forward
 from hf_recurrent.online.settings import LearnerSettings
+
+# Of a call of the kernel, in which a program cannot be interrupted: blocks, and multiplications by weights.
+_MOST_BLOCKS, _MOST_PRODUCTS = 64, 1 << 27
 
 
 @dataclass
@@ -47,10 +51,20 @@ class LearnerStream:
         if last is not None:
             self.waiting.append((last[0], token, last[1]))
 
-    def block(self, size: int, device: torch.device) -> Block:
-        """Input ids, labels and resets of the first `size` waiting bytes, (1, T) each."""
-        columns = zip(*self.waiting[:size], strict=True)
-        return tuple(torch.tensor([column], device=device) for column in columns)
+    def take(self, tokens: Iterable[int], end: int | None, most: int) -> list[int]:
+        """Add bytes until `most` wait; `end` ends an episode. Returns those that were added."""
+        taken = []
+        for token in tokens:
+            self.add(token, ends_episode=token == end)
+            taken.append(token)
+            if len(self.waiting) >= most:
+                break
+        return taken
+
+    def blocks(self, count: int, size: int, device: torch.device) -> Block:
+        """Input ids, labels and resets of the first waiting blocks, (count, size) each."""
+        columns = zip(*self.waiting[: count * size], strict=True)
+        return tuple(torch.tensor(column, device=device).view(count, size) for column in columns)
 
     def advance(self, size: int, state: RecurrentState) -> None:
         """Drop the first `size` waiting bytes, after which the state is `state`."""
@@ -84,6 +98,22 @@ class BlockStep:
             self.learning = BlockLearning(
                 self._rule, self.optimizer, settings.stride, self._num_targets, updates_each=updates_each
             )
+
+    @cached_property
+    def blocks_at_once(self) -> int:
+        """Blocks that may be given to [`learn_blocks`] together; 0 where they are read one by one."""
+        has_counts = getattr(self._model, "count_memory", None) is not None
+        if self.learning is None or self._settings.update_every > 1 or self.learning.tables or has_counts:
+            return 0
+        products = self._settings.stride * sum(weight.numel() for weight in self.parameters.values())
+        return min(_MOST_BLOCKS, max(1, _MOST_PRODUCTS // max(1, products)))
+
+    def learn_blocks(self, carried: RecurrentState, state: RecurrentState, blocks: Block) -> LearnedBlocks | None:
+        """Predict blocks (N, stride) and learn from each; None where [`read`] and [`update`] have to be called."""
+        learned = self.learning.learn_blocks(carried, state, blocks, self._settings.max_grad_norm)
+        if learned is not None:
+            self.updates += learned.count
+        return learned
 
     def init_carried(self) -> RecurrentState:
         """Tensors that the learning rule carries, at the beginning of a stream."""
@@ -162,9 +192,7 @@ class BlockStep:
         norm = self.learning.update(factor, self._settings.max_grad_norm)
         self._summed_blocks = self._summed_bytes = 0
         if not math.isfinite(norm):
-            for sensitivity in carried.values():  # they may have diverged
-                sensitivity.zero_()
-            raise NonFiniteLossError(f"The norm of the gradient is {norm}: nothing was learned from it.")
+            raise diverged(norm, carried)
         self.updates += 1
         return True
 

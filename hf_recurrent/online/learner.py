@@ -97,19 +97,52 @@ class OnlineLearner:
             tokens = self._encode(piece)
             self._look_at_model()
             try:
-                for token in tokens:
-                    self.bytes_read += 1
-                    self.stream.add(token, ends_episode=token == self.end)
-                    if len(self.stream.waiting) >= self.settings.stride:
-                        self._read_block(self.settings.stride)
+                self._read_tokens(tokens)
             finally:
                 self.training_record.add(piece[: self.bytes_read - before])
         return self.record()
 
+    def _read_tokens(self, tokens: list[int]) -> None:
+        """Read bytes, some blocks at a time; after an exception, those after the block that failed were not read."""
+        stream, stride, rest = self.stream, self.settings.stride, iter(tokens)
+        most = stride * max(1, self.step.blocks_at_once)
+        while True:
+            before = [*stream.waiting], stream.last
+            if not (taken := stream.take(rest, self.end, most)):
+                return
+            waiting = len(stream.waiting)
+            self.bytes_read += len(taken)
+            try:
+                while len(stream.waiting) >= stride:
+                    self._read_blocks(len(stream.waiting) // stride)
+            except BaseException:
+                learned = waiting - len(stream.waiting)
+                stream.waiting, stream.last = before
+                self.bytes_read += len(stream.take(taken, self.end, learned + stride)) - len(taken)
+                del stream.waiting[:learned]
+                raise
+
+    def _read_blocks(self, count: int) -> None:
+        """Predict, learn and score; after an exception, the block that failed and those after it still wait."""
+        stream, stride, learned = self.stream, self.settings.stride, None
+        if self.step.blocks_at_once:
+            blocks = stream.blocks(count, stride, self._device)
+            learned = self.step.learn_blocks(stream.carried, stream.state, blocks)
+        if learned is None:
+            for _ in range(count):
+                self._read_block(stride)
+            return
+        if learned.count:
+            self.training_record.read_rates()
+            stream.advance(learned.count * stride, learned.state)
+            self.meter.add(learned.nats.numpy())
+        if learned.error is not None:
+            raise learned.error
+
     def _read_block(self, size: int) -> None:
         """Predict, learn and score; after an exception, the block still waits and the weights are unchanged."""
         stream = self.stream
-        nats, state = self.step.read(stream.carried, stream.state, stream.block(size, self._device))
+        nats, state = self.step.read(stream.carried, stream.state, stream.blocks(1, size, self._device))
         self._update(size)
         stream.advance(size, state)
         self.meter.add(nats.numpy())

@@ -27,6 +27,7 @@ from hf_recurrent import (
     evaluate_bits_per_byte,
 )
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
+from hf_recurrent.online.block_step import BlockStep
 from hf_recurrent.online.prequential import PrequentialMeter
 from hf_recurrent.online.saved_learner import learner_tree
 
@@ -49,7 +50,11 @@ def same(first, second):
     trees = [_flat(learner_tree(learner)) | dict(learner.model.state_dict()) for learner in (first, second)]
     assert trees[0].keys() == trees[1].keys()
     for name, value in trees[0].items():
-        equal = torch.equal(value, trees[1][name]) if isinstance(value, torch.Tensor) else value == trees[1][name]
+        other = trees[1][name]
+        if isinstance(value, torch.Tensor):
+            equal = value.shape == other.shape and torch.allclose(value, other, rtol=0, atol=0, equal_nan=True)
+        else:
+            equal = value == other
         if not equal:
             return False
     return True
@@ -180,6 +185,55 @@ def test_cuts_of_the_source_change_nothing(settings):
     whole.read(STREAM)
     list(cut.learn(pieces(STREAM, 0), report_every=7))
     assert same(whole, cut)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Learners that are made while this is active read one block at a time."""
+    monkeypatch.setattr(BlockStep, "blocks_at_once", 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"stride": 4, "max_grad_norm": 0.1},
+        {"stride": 3, "optimizer": "rmsprop", "rule": "snap1"},
+        {"stride": 2, "rule": "spatial", "binary": True},
+        {"optimizer": "rmsprop", "rule": "truncated", "max_grad_norm": 0},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_blocks_in_one_call_change_nothing(settings, dtype, request):
+    pytest.importorskip("hf_recurrent.kernels.block_cpu")
+    together = learner_of(build().to(dtype), **settings)
+    together.read(STREAM)
+    together.flush()
+    assert together.slow_because is None and together.step.blocks_at_once > 1
+    request.getfixturevalue("one_by_one")
+    alone = learner_of(build().to(dtype), **settings)
+    alone.read(STREAM)
+    alone.flush()
+    assert same(together, alone)
+
+
+# A gradient without bounds after some updates; a loss, and a gradient, that is not finite after one.
+@pytest.mark.parametrize("learning_rate", [30.0, 1e6, 1e19])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_block_that_fails_among_many(learning_rate, stride, request):
+    learners, errors = [], []
+    for fixture in (None, "one_by_one"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        learner = learner_of(stride=stride, learning_rate=learning_rate, max_grad_norm=0)
+        with pytest.raises(NonFiniteLossError) as error:
+            learner.read(STREAM)
+        learners.append(learner)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1] and learners[0].updates > (learning_rate < 1e6)
+    assert len(learners[0].stream.waiting) == stride
+    assert learners[0].stream.last == learners[1].stream.last
+    assert same(*learners)
 
 
 @pytest.mark.sampled(3)
