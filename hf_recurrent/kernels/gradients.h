@@ -55,43 +55,26 @@ __attribute__((noinline)) TARGET static void NAME(outer)(
             to[i] = a[row] * b[i];
 }
 
-/* `count` elements of a parameter's gradient from `first` on. */
-TARGET static void NAME(copy_gradient)(
-    const struct parameter *parameter, int64_t first, int64_t count, REAL *restrict to)
+/* The squares of an outer product add up to the product of two sums; infinite where one of its elements may be. */
+TARGET static double NAME(squares_of_product)(const struct parameter *parameter)
 {
-    const REAL *restrict rows = (const REAL *)parameter->rows, *restrict columns = (const REAL *)parameter->columns;
-    if (!rows) {
-        memcpy(to, (const REAL *)parameter->gradient + first, count * sizeof(REAL));
-        return;
+    const REAL *vectors[2] = {(const REAL *)parameter->rows, (const REAL *)parameter->columns};
+    const int64_t sizes[2] = {parameter->count / parameter->width, parameter->width};
+    double product = 1;
+    for (int vector = 0; vector < 2; vector++) {
+        const int64_t n = sizes[vector], whole = n / LANES * LANES;
+        const REAL *x = vectors[vector];
+        double sums[LANES] = {0}, total = 0;
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int64_t lane = 0; lane < LANES; lane++)
+                sums[lane] += (double)x[i + lane] * x[i + lane];
+        for (int64_t i = whole; i < n; i++)
+            total += (double)x[i] * x[i];
+        for (int64_t lane = 0; lane < LANES; lane++)
+            total += sums[lane];
+        product *= total;
     }
-    const int64_t width = parameter->width, last = first + count;
-    for (int64_t row = first / width; first < last; row++) {
-        const int64_t column = first - row * width, rest = last - first < width - column ? last - first : width - column;
-        for (int64_t i = 0; i < rest; i++)
-            to[i] = rows[row] * columns[column + i];
-        first += rest;
-        to += rest;
-    }
-}
-
-/* The sum of the squares of a block, as `sum_of_products` has it; `first` and the width are multiples of LANES. */
-INLINE TARGET REAL NAME(squares_of_products)(const struct parameter *parameter, int64_t first)
-{
-    const REAL *rows = (const REAL *)parameter->rows, *columns = (const REAL *)parameter->columns;
-    const int64_t width = parameter->width, last = first + SUM_BLOCK;
-    VECTOR sums = {0};
-    REAL total = 0;
-    for (int64_t row = first / width; first < last; row++) {
-        const int64_t begin = first - row * width, end = last - row * width < width ? last - row * width : width;
-        for (int64_t i = begin; i < end; i += LANES) {
-            const VECTOR product = rows[row] * READ(columns + i);
-            sums += product * product;
-        }
-        first += end - begin;
-    }
-    for (int64_t i = 0; i < LANES; i++)
-        total += sums[i];
-    return total;
+    return (REAL)product;
 }
 
 /* Of all gradients, one after another, in blocks that do not depend on where a parameter ends. */
@@ -100,22 +83,23 @@ TARGET static double NAME(squares)(const struct parameter *parameters, int64_t c
     REAL block[SUM_BLOCK];
     int64_t filled = 0;
     double total = 0;
-    for (const struct parameter *one = parameters; one < parameters + count; one++)
+    for (const struct parameter *one = parameters; one < parameters + count; one++) {
+        if (one->rows) {
+            total += NAME(squares_of_product)(one);
+            continue;
+        }
         for (int64_t first = 0, n; first < one->count; first += n) {
             n = one->count - first < SUM_BLOCK - filled ? one->count - first : SUM_BLOCK - filled;
-            if (n == SUM_BLOCK && one->rows && (first | one->width) % LANES == 0) {
-                total += NAME(squares_of_products)(one, first);
-                continue;
+            const REAL *x = (const REAL *)one->gradient + first;
+            if (n < SUM_BLOCK) {
+                memcpy(block + filled, x, n * sizeof(REAL));
+                x = block;
             }
-            const REAL *x = block;
-            if (n == SUM_BLOCK && !one->rows)
-                x = (const REAL *)one->gradient + first;
-            else
-                NAME(copy_gradient)(one, first, n, block + filled);
             filled = (filled + n) % SUM_BLOCK;
             if (!filled)
                 total += NAME(sum_of_products)(SUM_BLOCK, x, x);
         }
+    }
     return total + NAME(sum_of_products)(filled, block, block);
 }
 

@@ -1,6 +1,7 @@
 """Blocks in the compiled kernel, against the learning rule in plain torch, in float64."""
 
 import gc
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
-pytest.importorskip("hf_recurrent.kernels.block_cpu")
+block_cpu = pytest.importorskip("hf_recurrent.kernels.block_cpu")
 
 # Widths that no vector divides.
 SIZES = {"hidden_size": 13, "state_size": 12, "intermediate_size": 11, "num_hidden_layers": 2, "vocab_size": 37}
@@ -160,7 +161,7 @@ def test_the_update_is_that_of_the_optimizer(kind):
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 48, "state_size": 32, "intermediate_size": 64}])
 def test_gradients_that_are_not_written_update_as_written_ones(kind, sizes):
-    """Bit for bit, whether or not vectors divide the widths."""
+    """Weights bit for bit, whether or not vectors divide the widths; norms are sums in another order."""
     models = [build(dtype=torch.float32, **sizes) for _ in range(2)]
     found = []
     for model, factored in zip(models, (True, False), strict=True):
@@ -179,9 +180,31 @@ def test_gradients_that_are_not_written_update_as_written_ones(kind, sizes):
         if factored:
             memory.write_products()
         found.append([view.clone() for view in memory.views.values()] + [x.detach() for x in model.parameters()])
-    assert found[:6] == found[7:13]
+    assert found[:6] == pytest.approx(found[7:13], rel=1e-6)
     for ours, theirs in zip(found[6], found[13], strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 8), (40, 33), (128, 96)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_of_products_and_of_written_gradients_together(shape, dtype):
+    numbers = torch.Generator().manual_seed(0)
+    factors = [torch.randn(n, generator=numbers, dtype=dtype) for n in shape]
+    written = torch.randn(1500, generator=numbers, dtype=dtype)
+    products, size = torch.outer(*factors), shape[0] * shape[1]
+    parameters = [
+        block_cpu.Trained(torch.zeros(shape, dtype=dtype), None, torch.zeros(shape, dtype=dtype), 0.1, tuple(factors)),
+        block_cpu.Trained(torch.zeros(1500, dtype=dtype), None, torch.zeros(1500, dtype=dtype), 0.1),
+    ]
+    gradient = torch.cat([torch.full((size,), torch.nan, dtype=dtype), written])
+    update = block_cpu.WeightUpdate("rmsprop", gradient, parameters, (0.0, 0.9), 1e-8)
+    expected = torch.cat([products.flatten(), written]).double().norm().item()
+    assert update.norm(factored=True) == pytest.approx(expected, rel=1e-6 if dtype is torch.float32 else 1e-14)
+    for factor in factors:
+        factor.fill_(torch.finfo(dtype).max ** 0.75)
+    assert update.norm(factored=True) == float("inf")
+    factors[0].fill_(torch.nan)
+    assert math.isnan(update.norm(factored=True))
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_that_is_carried():
