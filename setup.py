@@ -29,11 +29,11 @@ INCLUDED = {
     "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
         "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products",
-        "products_bf16", "gelu", "gates", "convolution", "losses", "tables", "layer", "few_rows",
+        "products_bf16", "gelu", "gates", "convolution", "losses", "adagrad", "tables", "layer", "few_rows",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",
-        "recurrences", "gradients", "interpreter",
+        "recurrences", "adagrad", "gradients", "interpreter",
     ],
 }  # fmt: skip
 FOLDER = "hf_recurrent/kernels"

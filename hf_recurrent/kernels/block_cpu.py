@@ -28,8 +28,12 @@ _PARAMETER = np.dtype(
 )
 _UPDATE = np.dtype([("kind", "i8")] + [(n, "f8") for n in ("scale", "beta1", "beta2", "eps", "bias1", "bias2")])
 _BLOCKS = np.dtype(
-    [(name, "i8") for name in ("count", "moving", "swapped", "moves", "swaps", "corrections")]
+    [(name, "i8") for name in ("count", "moving", "swapped", "tables", "moves", "swaps", "corrections")]
+    + [(name, "i8") for name in ("trained_tables", "rows", "steps", "lookups", "step_count")]
     + [("most_norm", "f8"), ("norm", "f8"), ("done", "i8")]
+)
+_TABLE = np.dtype(
+    [(name, "i8") for name in ("table", "row_sums", "width", "gradient")] + [("rate", "f8"), ("eps", "f8")]
 )
 KINDS = ("adamw", "rmsprop")
 
@@ -200,6 +204,23 @@ class WeightUpdate:
         return self._update_pointer, self._pointers[factored], len(self._parameters)
 
 
+class TrainedTable(NamedTuple):
+    """A table of which a block reads few rows, changed by row-wise Adagrad.
+
+    Args:
+        weights: (rows, M).
+        row_sums: (rows,).
+        gradient: (T, M), an output of the program, of the sums of the rows that each step reads.
+        rate, eps: of its optimizer.
+    """
+
+    weights: Tensor
+    row_sums: Tensor
+    gradient: Tensor
+    rate: float
+    eps: float
+
+
 class LoopEnd(NamedTuple):
     """Where a [`BlockLoop`] ended.
 
@@ -247,6 +268,8 @@ class BlockLoop:
         most_norm: float,
         *,
         factored: bool,
+        tables: Sequence[TrainedTable] = (),
+        lookups: Tensor | None = None,
     ) -> LoopEnd:
         """Read `count` blocks.
 
@@ -259,8 +282,11 @@ class BlockLoop:
             first: number of its first step, from 1.
             most_norm: norm to which gradients are clipped.
             factored: as in [`WeightUpdate.norm`].
+            tables: that are trained.
+            lookups: (count, T, orders) int64, numbers of the rows that the steps read from each of them.
 
         Raises:
+            IndexError: a table has no such row.
             UnreadableTensor: a tensor is not what the operations need.
             WeightsChanged: the program must be recompiled; nothing was changed but outputs.
         """
@@ -270,8 +296,11 @@ class BlockLoop:
             pointers += addresses(tensors, whole, program.dtype)
         self._call.bases[1 : 1 + len(pointers)] = pointers
         corrections = np.array([update.corrections(number) for number in range(first, first + count)])
-        arrays = [array.ctypes.data for array in (self._moves, self._swaps, corrections)]
-        blocks = np.array([(count, len(self._moves), len(self._swaps), *arrays, most_norm, 0.0, 0)], dtype=_BLOCKS)
+        trained, rows, steps = self._tables(tables, lookups)
+        arrays = [array.ctypes.data for array in (self._moves, self._swaps, corrections, trained, rows, steps)]
+        sizes = count, len(self._moves), len(self._swaps), len(tables)
+        of_block = (rows.size // count, len(tables[0].gradient)) if tables else (0, 0)
+        blocks = np.array([(*sizes, *arrays, *of_block, most_norm, 0.0, 0)], dtype=_BLOCKS)
         outcome = _library.hf_step_learn(
             _TYPES[program.dtype], *self._call.pointers, blocks.ctypes.data, *update.arguments(factored)
         )
@@ -279,3 +308,23 @@ class BlockLoop:
         if outcome == _CHANGED:  # by someone else, before this call
             raise WeightsChanged
         return LoopEnd(done, outcome != _NOT_FINITE, float(blocks["norm"][0]) if outcome == _STEEP else None)
+
+    def _tables(self, tables: Sequence[TrainedTable], lookups: Tensor | None) -> tuple[np.ndarray, ...]:
+        """The tables; for each block the rows that it reads, ascending; and the steps that read them."""
+        if not tables:
+            return (np.empty(0, np.int64),) * 3
+        least, most = torch.aminmax(lookups)
+        if least < 0 or most >= min(len(table.weights) for table in tables):
+            raise IndexError(f"`lookups` has rows {int(least)} to {int(most)}; a table does not have them.")
+        rows, places = lookups.flatten(1).sort(stable=True)
+        trained = [
+            (
+                address("weights", one.weights.detach(), self._program.dtype, one.weights.numel()),
+                address("row_sums", one.row_sums, self._program.dtype, len(one.weights)),
+                one.weights.shape[1],
+                address("gradient", one.gradient, self._program.dtype, one.gradient.numel()),
+                *(one.rate, one.eps),
+            )
+            for one in tables
+        ]
+        return np.array(trained, dtype=_TABLE), rows.numpy(), (places // lookups.shape[-1]).numpy()

@@ -155,11 +155,18 @@ struct update {
     double scale; /* of all gradients */
     double beta1, beta2, eps, correction1, correction2; /* RMSProp: beta2 is alpha */
 };
+struct trained_table { /* rows of `width` elements, with a sum each: row-wise Adagrad */
+    int64_t table, row_sums, width, gradient; /* of the sums of rows: (steps, width) */
+    double rate, eps;
+};
 struct blocks { /* blocks of one stream, one after another, with an update after each */
-    int64_t count, moving, swapped; /* of blocks; of the arrays */
+    int64_t count, moving, swapped, tables; /* of blocks; of the arrays */
     const int64_t (*moves)[2]; /* a base that moves with each block, and bytes */
     const int64_t (*swaps)[2]; /* two bases that change places after each block: a state before and after it */
     const double (*corrections)[2]; /* of each update */
+    const struct trained_table *trained_tables;
+    const int64_t *rows, *steps; /* that a block reads from each table, ascending, and the steps that read them */
+    int64_t lookups, step_count; /* of a block */
     double most_norm; /* of a gradient that is not clipped */
     double norm; /* of the last gradient */
     int64_t done; /* blocks with their updates */

@@ -141,3 +141,38 @@ TARGET static void NAME(change)(const struct update *update, const struct parame
         for (int64_t i = 0; i < n; i += width)
             NAME(change_row)(1, update, rate, width, *rows++, columns, w + i, first ? first + i : 0, second + i);
 }
+
+/* ---- Tables of which a block reads some rows ---- */
+
+TARGET static int64_t NAME(tables_are_finite)(const struct blocks *blocks)
+{
+    double total = 0;
+    for (const struct trained_table *one = blocks->trained_tables; one < blocks->trained_tables + blocks->tables; one++)
+        for (int64_t i = 0; i < blocks->step_count * one->width; i++)
+            total += ((const REAL *)one->gradient)[i];
+    return total - total == 0;
+}
+
+/* Each row changes by the sum of the gradients of the steps that read it. */
+TARGET static void NAME(change_tables)(const struct blocks *blocks)
+{
+    const int64_t *rows = blocks->rows, *steps = blocks->steps;
+    for (const struct trained_table *one = blocks->trained_tables; one < blocks->trained_tables + blocks->tables; one++)
+        for (int64_t at = 0, next; at < blocks->lookups; at = next) {
+            const int64_t width = one->width;
+            REAL *to = (REAL *)one->gradient + steps[at] * width;
+            for (next = at + 1; next < blocks->lookups && rows[next] == rows[at]; next++)
+                ;
+            REAL sums[next - at > 1 ? width : 1];
+            if (next - at > 1) {
+                memcpy(sums, to, width * sizeof(REAL));
+                for (int64_t k = at + 1; k < next; k++)
+                    for (int64_t i = 0; i < width; i++)
+                        sums[i] += ((const REAL *)one->gradient + steps[k] * width)[i];
+                to = sums;
+            }
+            NAME(adagrad_row)(
+                width, to, (REAL *)one->table + rows[at] * width, (REAL *)one->row_sums + rows[at], (REAL)one->rate,
+                (REAL)one->eps);
+        }
+}

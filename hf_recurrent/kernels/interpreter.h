@@ -13,6 +13,7 @@ INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *con
 #include "map.h"
 #include "rows.h"
 #include "matmul.h"
+#include "adagrad.h"
 #include "gradients.h"
 #include "recurrences.h"
 

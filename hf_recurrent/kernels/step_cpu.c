@@ -21,6 +21,8 @@ typedef int64_t program(
     int64_t streams, int64_t first, int64_t count, const int64_t *code, const int64_t *end, void *const *bases);
 typedef double sum_of_squares(const struct parameter *parameters, int64_t count);
 typedef void updater(const struct update *update, const struct parameter *parameter);
+typedef int64_t tables_check(const struct blocks *blocks);
+typedef void tables_updater(const struct blocks *blocks);
 
 #define BODY "interpreter.h"
 #include "versions.h"
@@ -78,18 +80,24 @@ EXPORT int64_t hf_step_learn(
     int64_t is_double, const int64_t *code, const int64_t *segments, int64_t count, void **bases, struct blocks *blocks,
     struct update *update, const struct parameter *parameters, int64_t parameter_count)
 {
+    CHOOSE(tables_check, tables_are_finite);
+    CHOOSE(tables_updater, change_tables);
     for (blocks->done = 0; blocks->done < blocks->count; blocks->done++) {
         const int64_t outcome = hf_step_run(is_double, 1, 0, code, segments, count, bases);
         if (outcome != DONE)
             return outcome;
-        const double norm = blocks->norm = hf_step_norm(is_double, parameters, parameter_count);
-        if (!(norm < INFINITY))
+        const double norm = hf_step_norm(is_double, parameters, parameter_count);
+        blocks->norm = tables_are_finite(blocks) ? norm : NAN;
+        if (!(blocks->norm < INFINITY))
             return STEEP;
         const double scale = blocks->most_norm / (norm + 1e-6);
         update->scale = scale < 1 ? scale : 1;
         update->correction1 = blocks->corrections[blocks->done][0];
         update->correction2 = blocks->corrections[blocks->done][1];
         hf_step_update(is_double, update, parameters, parameter_count);
+        change_tables(blocks);
+        blocks->rows += blocks->lookups;
+        blocks->steps += blocks->lookups;
         for (int64_t i = 0; i < blocks->moving; i++)
             bases[blocks->moves[i][0]] = (char *)bases[blocks->moves[i][0]] + blocks->moves[i][1];
         for (int64_t i = 0; i < blocks->swapped; i++) {

@@ -59,23 +59,17 @@ TARGET static void NAME(table_gradient)(const struct table *one, int64_t first, 
     }
 }
 
-/* sums[row] += mean(g²) and table[row] -= rate · g / (sqrt(sums[row]) + eps), for rows that differ. */
+/* Of rows that differ. */
 TARGET static void NAME(table_adagrad)(const struct table *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width, *lookups = (const int64_t *)one->lookups;
     for (int64_t number = first; number < end; number++) {
-        const REAL *gradient = (const REAL *)one->grad + number * width;
-        REAL *row = (REAL *)one->table + lookups[number] * width, *sum = (REAL *)one->sums + lookups[number];
-        VECTOR squares = {0};
         NAME(prefetch_row)(one, number + AHEAD, end);
         if (number + AHEAD < end)
             __builtin_prefetch((const REAL *)one->sums + lookups[number + AHEAD], 1);
-        EACH_VECTOR
-            squares += OF(gradient) * OF(gradient);
-        *sum += NAME(sum)(&squares) / width;
-        const REAL rate = (REAL)one->rate / (MATH(sqrt)(*sum) + (REAL)one->eps);
-        EACH_VECTOR
-            PUT(row, OF(row) - OF(gradient) * rate);
+        NAME(adagrad_row)(
+            width, (const REAL *)one->grad + number * width, (REAL *)one->table + lookups[number] * width,
+            (REAL *)one->sums + lookups[number], (REAL)one->rate, (REAL)one->eps);
     }
 }
 #undef AHEAD

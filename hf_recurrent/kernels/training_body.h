@@ -6,6 +6,7 @@
 #include "gates.h"
 #include "convolution.h"
 #include "losses.h"
+#include "adagrad.h"
 #include "tables.h"
 #include "layer.h"
 #include "few_rows.h"

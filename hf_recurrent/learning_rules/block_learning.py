@@ -5,7 +5,7 @@ Shape letters: T steps.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -128,13 +128,15 @@ class CompiledUpdate:
         inputs: Mapping[str, torch.Tensor],
         outputs: Mapping[str, torch.Tensor],
         count: int,
-        *,
-        most_norm: float,
+        **how: Any,
     ) -> block_cpu.LoopEnd:
-        """Run a loop over blocks with a step after each; gradients that can be products are not written."""
+        """Run a loop over blocks with a step after each; gradients that can be products are not written.
+
+        `how`: further arguments of [`block_cpu.BlockLoop.run`].
+        """
         self._bind()
         factored = bool(self.memory.factors)
-        end = loop.run(inputs, outputs, count, self._update, self._steps + 1, most_norm, factored=factored)
+        end = loop.run(inputs, outputs, count, self._update, self._steps + 1, factored=factored, **how)
         self._steps += end.done
         torch.autograd.graph.increment_version(self.memory.parameters)
         return end
@@ -176,12 +178,14 @@ class LearnedBlocks(NamedTuple):
     Args:
         count: of the blocks.
         nats: (count · T,).
+        logits: (count · T, V), of a model with a count memory.
         state: after them.
         error: why the next block was not learned from.
     """
 
     count: int
     nats: torch.Tensor
+    logits: torch.Tensor | None
     state: RecurrentState
     error: NonFiniteLossError | None
 
@@ -271,22 +275,52 @@ class BlockLearning:
     ) -> LearnedBlocks | None:
         """Read blocks (N, T) of one stream, with an [`update`] after each, in one call of the compiled kernel.
 
-        None where [`learn`] has to be called for each: blocks are not compiled, there are tables, gradients wait for
-        an update, or updates do not follow each block.
+        None where [`learn`] has to be called for each: blocks are not compiled, gradients wait for an update, or
+        updates do not follow each block.
         """
         self.write_gradients()
         compiled = self._compiled_block(blocks)
-        if compiled is None or self._update is None or compiled.tables or not self._updates_each:
+        if compiled is None or self._update is None or not self._updates_each:
             return None
         memory = self._memory
-        if not memory.is_empty:
+        if not memory.is_empty or any(table.grad is not None for table in self.tables):
             return None
-        run = partial(self._update.run, most_norm=max_grad_norm or float("inf"))
-        end, nats, state = compiled.learn_blocks(carried, state, blocks, memory.unfactored_views, run)
+        run = partial(self._run_loop, compiled, max_grad_norm or float("inf"))
+        end, state, nats, logits = compiled.learn_blocks(carried, state, blocks, memory.unfactored_views, run)
         error = None if end.is_finite else compiled.not_finite(nats[end.done])
         if end.norm is not None:
             error = diverged(end.norm, carried)
-        return LearnedBlocks(end.done, nats[: end.done].flatten(), state, error)
+        logits = None if logits is None else logits[: end.done].flatten(0, 1)
+        return LearnedBlocks(end.done, nats[: end.done].flatten(), logits, state, error)
+
+    def _run_loop(
+        self,
+        compiled: CompiledBlock,
+        most_norm: float,
+        loop: block_cpu.BlockLoop,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        count: int,
+        of_sums: Mapping[str, torch.Tensor],
+        lookups: torch.Tensor | None,
+    ) -> block_cpu.LoopEnd:
+        if of_sums:
+            self.optimizer.bind_parts()
+        groups = {
+            parameter: (part, group)
+            for part in self._of_tables
+            for group in part.param_groups
+            for parameter in group["params"]
+        }
+        tables = []
+        for name, gradient in of_sums.items():
+            weight = compiled.tables[name].weight
+            part, group = groups[weight]
+            trained = weight, part.row_sums(weight), gradient, group["lr"], group["eps"]
+            tables.append(block_cpu.TrainedTable(*trained))
+        end = self._update.run(loop, inputs, outputs, count, most_norm=most_norm, tables=tables, lookups=lookups)
+        torch.autograd.graph.increment_version([table.weights for table in tables])
+        return end
 
     def write_gradients(self) -> None:
         """Write the gradients of the last block, if they are not in the parameters' `.grad`, before they are read."""

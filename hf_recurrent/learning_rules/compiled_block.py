@@ -60,6 +60,8 @@ class CompiledBlock(CompiledProgram):
         self.tables = {f"{name}.weight": table for name, table in trained.items()}
         self._inputs = {name: torch.empty(1, steps, dtype=self.dtype) for name in _INPUTS}
         self._nats = torch.empty(steps, dtype=self.dtype)
+        self._has_logits = getattr(rule.model, "count_memory", None) is not None
+        self._logits = torch.empty(steps, rule.model.config.vocab_size, dtype=self.dtype)
         with self._recording():
             self.gradients, self.factors = self._record(factored)
             self._compare()
@@ -89,8 +91,9 @@ class CompiledBlock(CompiledProgram):
         inputs = self._inputs | named("state", state) | named("carried", carried)
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         outputs = {"nats": self._nats} | named("state", new_state) | named("gradient", gradients) | self._of_factors
-        width = self.model.config.hidden_size
-        of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
+        if self._has_logits:
+            outputs["logits"] = self._logits
+        of_sums = self._new_sums()
         if not self.program.run(inputs, outputs | named("sums", of_sums)):
             raise self.not_finite(self._nats)
         for name in self.factors.keys() & gradients.keys():
@@ -115,34 +118,50 @@ class CompiledBlock(CompiledProgram):
         blocks: Block,
         gradients: Mapping[str, torch.Tensor],
         run: "Callable[..., LoopEnd]",
-    ) -> tuple["LoopEnd", torch.Tensor, RecurrentState]:
-        """As `learn`, for blocks (N, T) of a model without tables and with an update of the weights after each.
+    ) -> tuple["LoopEnd", RecurrentState, torch.Tensor, torch.Tensor | None]:
+        """As `learn`, for blocks (N, T), with an update of the weights after each.
 
         Args:
             gradients: without those that have factors.
-            run: runs a loop with inputs, outputs and the number of blocks, and makes the updates.
+            run: runs a loop with inputs, outputs, the number of blocks, gradients of tables and lookups in them; makes
+                the updates.
 
         Returns:
-            The end of the loop, nats (N, T), and the state after the blocks that are done.
+            The end of the loop, the state after the blocks that are done, and nats (N, T) and logits (N, T, V) of all,
+            the logits only with a count memory.
         """
         count = len(blocks[0])
         before = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
         after = {name: torch.empty_like(tensor) for name, tensor in before.items()}
-        nats = torch.empty(count, self.steps, dtype=self.dtype)
         inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, blocks, strict=True)}
+        outputs = {"nats": torch.empty(count, self.steps, dtype=self.dtype)}
+        if self._has_logits:
+            outputs["logits"] = torch.empty(count, self.steps, self.model.config.vocab_size, dtype=self.dtype)
+        of_sums = self._new_sums()
+        lookups = self._lookups(state, blocks).view(count, self.steps, -1) if of_sums else None
+        results = outputs | named("state", after) | named("gradient", gradients) | named("sums", of_sums)
         inputs |= named("state", before) | named("carried", carried)
-        outputs = {"nats": nats} | named("state", after) | named("gradient", gradients) | self._of_factors
-        end = run(self._loop, inputs, outputs, count)
+        end = run(self._loop, inputs, results | self._of_factors, count, of_sums, lookups)
         if end.done == 0:
-            return end, nats, state
-        if end.done % 2 == 0:
+            after = state
+        elif end.done % 2 == 0:
             after |= {name: before[name] for name in before if f"state {name}" in self._loop.swapped}
-        return end, nats, after
+        return end, after, outputs["nats"], outputs.get("logits")
+
+    def _new_sums(self) -> dict[str, torch.Tensor]:
+        """Memory (T, M) for the gradients of the sums of rows of each table."""
+        width = self.model.config.hidden_size
+        return {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
+
+    def _lookups(self, state: RecurrentState, blocks: Block) -> torch.Tensor:
+        """The rows (1, steps, orders) of the tables that all steps of blocks of one stream read."""
+        ids, _, resets = (part.reshape(1, -1) for part in blocks)
+        return read_ngrams(self.model.config, ids, state[NGRAMS], resets)[0]
 
     @cached_property
     def _loop(self) -> "block_cpu.BlockLoop":
         states = [name for name in self.program.outputs if name.startswith("state ")]
-        return block_cpu.BlockLoop(self.program, (*_INPUTS, "nats"), states)
+        return block_cpu.BlockLoop(self.program, (*_INPUTS, "nats", "logits"), states)
 
     def _of_tables(
         self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]
@@ -150,7 +169,7 @@ class CompiledBlock(CompiledProgram):
         """Sparse gradients of the tables from the gradients of the sums of their rows, (T, M)."""
         if not of_sums:
             return {}
-        rows, _ = read_ngrams(self.model.config, block[0], state[NGRAMS], block[2])
+        rows = self._lookups(state, block)
         indices, orders = rows.reshape(1, -1), rows.shape[-1]
         return {
             name: torch.sparse_coo_tensor(
@@ -175,7 +194,8 @@ class CompiledBlock(CompiledProgram):
     def record(self) -> tuple["BlockTrace", dict[str, "Value"]]:
         """The recorded block: inputs `ids`, `labels`, `resets`, `state NAME` and `carried NAME`; and its results.
 
-        Results are `nats`, `state NAME`, `gradient NAME` and, of the sums of rows of a table, `sums NAME`.
+        Results are `nats`, `state NAME`, `gradient NAME`, of the sums of rows of a table `sums NAME`, and for a count
+        memory `logits`.
 
         Raises:
             UnsupportedOp: the model has an operator without a rule.
@@ -206,6 +226,8 @@ class CompiledBlock(CompiledProgram):
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
             results = {"nats": nats} | named("state", output.state) | named("gradient", gradients)
             results |= {f"sums {name}": probe.grad for name, probe in probes.items()}
+            if self._has_logits:
+                results["logits"] = output.logits
         return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
     @contextmanager

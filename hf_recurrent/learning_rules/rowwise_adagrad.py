@@ -87,11 +87,7 @@ class RowwiseAdagrad(MatrixOptimizer):
             self._update(table, table.grad, group["lr"], group["eps"])
 
     def _update(self, table: nn.Parameter, gradient: torch.Tensor, rate: float, eps: float) -> None:
-        state = self.state[table]
-        if not state:
-            # In bfloat16, a sum would soon be too large to grow.
-            state["row_sums"] = torch.zeros(table.shape[0], dtype=_sum_type(table), device=table.device)
-        sums = state["row_sums"]
+        sums = self.row_sums(table)
         if not gradient.is_sparse:
             gradient = gradient.to(sums.dtype)
             sums += gradient.square().mean(1)
@@ -106,6 +102,14 @@ class RowwiseAdagrad(MatrixOptimizer):
         sums.index_copy_(0, rows, touched)
         step = values * (rate / (touched.sqrt() + eps))[:, None]
         table.index_add_(0, rows, step.to(table.dtype), alpha=-1)
+
+    def row_sums(self, table: nn.Parameter) -> torch.Tensor:
+        """The sums (rows,) of a table's rows, which a step changes."""
+        state = self.state[table]
+        if not state:
+            # In bfloat16, a sum would soon be too large to grow.
+            state["row_sums"] = torch.zeros(table.shape[0], dtype=_sum_type(table), device=table.device)
+        return state["row_sums"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state; sums of rows keep their type, whatever the type of the table."""

@@ -102,18 +102,34 @@ class BlockStep:
     @cached_property
     def blocks_at_once(self) -> int:
         """Blocks that may be given to [`learn_blocks`] together; 0 where they are read one by one."""
-        has_counts = getattr(self._model, "count_memory", None) is not None
-        if self.learning is None or self._settings.update_every > 1 or self.learning.tables or has_counts:
+        if self.learning is None or self._settings.update_every > 1:
             return 0
-        products = self._settings.stride * sum(weight.numel() for weight in self.parameters.values())
+        products = self._settings.stride * sum(weight.numel() for weight in self.learning.parameters)
         return min(_MOST_BLOCKS, max(1, _MOST_PRODUCTS // max(1, products)))
 
     def learn_blocks(self, carried: RecurrentState, state: RecurrentState, blocks: Block) -> LearnedBlocks | None:
         """Predict blocks (N, stride) and learn from each; None where [`read`] and [`update`] have to be called."""
-        learned = self.learning.learn_blocks(carried, state, blocks, self._settings.max_grad_norm)
-        if learned is not None:
-            self.updates += learned.count
-        return learned
+        rest, counts = take_counts(state, getattr(self._model, "count_memory", None))
+        learned = self.learning.learn_blocks(carried, rest, blocks, self._settings.max_grad_norm)
+        if learned is None:
+            return None
+        self.updates += learned.count
+        if counts is None or not learned.count:
+            return learned
+        block = tuple(part[: learned.count].reshape(1, -1) for part in blocks)
+        nats, counts = self._read_counts(counts, block, learned.logits)
+        return learned._replace(nats=nats, state=learned.state | {STATE_PART: counts})
+
+    def _read_counts(
+        self, counts: torch.Tensor, block: Block, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nats (T,) of the mixture, and the new counts; `logits` (T, V) are those of the network before it learned."""
+        input_ids, labels, resets = block
+        rates = Rates(learns=True, inserts=True) if self._settings.learn else READING
+        (nats,), _, counts = self._model.count_memory.read(
+            input_ids, counts, logits.unsqueeze(0), resets, targets=labels, rates=rates
+        )
+        return nats, counts
 
     def init_carried(self) -> RecurrentState:
         """Tensors that the learning rule carries, at the beginning of a stream."""
@@ -134,12 +150,8 @@ class BlockStep:
             logits, new_state = self._predict(rest, block)
         if self.learning is not None:
             nats, new_state = self.learning.learn(carried, rest, block)
-        if counts is not None:  # the network's logits (T, V) are those before it learned from the block
-            input_ids, labels, resets = block
-            rates = Rates(learns=True, inserts=True) if self._settings.learn else READING
-            (nats,), _, counts = self._model.count_memory.read(
-                input_ids, counts, logits.unsqueeze(0), resets, targets=labels, rates=rates
-            )
+        if counts is not None:
+            nats, counts = self._read_counts(counts, block, logits)
             new_state = new_state | {STATE_PART: counts}
         elif self.learning is None:
             nats = F.cross_entropy(logits, block[1][0], reduction="none")
