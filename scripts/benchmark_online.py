@@ -3,10 +3,12 @@
     python scripts/benchmark_online.py                                # memora-tiny, RTRL, strides 1, 16, 32 and 64
     python scripts/benchmark_online.py --unit mingru --rule truncated --stride 16
     python scripts/benchmark_online.py --preset hawk-tiny
+    python scripts/benchmark_online.py --preset default                # what `pretrain` trains: tables and counts too
 
 Both learn from the same bytes, in turns, and the best time of each counts; one CPU thread is measured in CPU time. The
 limit is the time of all matrix products, forward and backward, at the speed of a large product, and of one pass over
-weights, gradients and moments for each of their uses, at the speed at which a sum reads as many bytes.
+weights, gradients and moments for each of their uses, at the speed at which a sum reads as many bytes; of tables, a
+step touches few rows, which are not counted.
 """
 
 import argparse
@@ -17,7 +19,10 @@ import torch
 from benchmarking import CPU
 
 from hf_recurrent import OnlineLearner
+from hf_recurrent.cli.pretrain import build_model
+from hf_recurrent.cli.pretrain_arguments import parse_arguments
 from hf_recurrent.learning_rules.rules import RULES
+from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 
 # Weights are read in both passes, gradients written and read twice; the update reads and writes weights and moments.
 _USES = 2 + 3 + 6
@@ -25,16 +30,19 @@ _USES = 2 + 3 + 6
 
 def new_learner(options: argparse.Namespace, stride: int) -> OnlineLearner:
     torch.manual_seed(0)
-    fields = {"recurrent_unit": options.unit} if options.unit else {}
-    model = bench.build_model(options.preset, **fields)
+    if options.preset == "default":
+        model = build_model(parse_arguments(["--output_dir", "unused", "--use_cpu"]).model)[0]
+    else:
+        model = bench.build_model(options.preset, **({"recurrent_unit": options.unit} if options.unit else {}))
     return OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
 
 
 def bound_seconds(model: torch.nn.Module, stride: int) -> float:
     """Seconds of one block at the limits of the machine."""
-    numbers = sum(weight.numel() for weight in model.parameters())
-    products = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
-    size = _USES * 4 * numbers
+    tables = {table.weight for table in find_tables(model).values()}
+    weights = [weight for weight in model.parameters() if weight not in tables]
+    products = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    size = _USES * 4 * sum(weight.numel() for weight in weights)
     return 6 * products * stride / bench.matrix_rate(CPU) + size / bench.read_bandwidth(CPU, 20, size)
 
 

@@ -207,6 +207,8 @@ class BlockLearning:
 
     Attributes:
         problem: why blocks are not compiled; None if they are, or if there was no block yet.
+        logits: (T, V), of the network for the block of the last [`learn`]; None without a count memory, which needs
+            them, or if the block was not compiled.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class BlockLearning:
             for some in (self._of_tables, [self._dense])
         )
         self.problem: str | None = None
+        self.logits: torch.Tensor | None = None
         self._compilations = 0
         self._is_checked = self._is_observed = False
         self._compiled: CompiledBlock | None = None
@@ -251,6 +254,7 @@ class BlockLearning:
         """
         self.write_gradients()
         compiled = self._compiled_block(block)
+        self.logits = None if compiled is None else compiled.logits
         if compiled is None:
             input_ids, labels, resets = block
             output = self.rule.learn(

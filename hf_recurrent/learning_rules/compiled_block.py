@@ -46,6 +46,7 @@ class CompiledBlock(CompiledProgram):
         gradients: name → shape of the gradients that a block has; not of tables, whose gradients are sparse.
         factors: name → the two vectors, overwritten by every block, whose outer product is a gradient.
         tables: name of the parameter → trained table of n-grams.
+        logits: (T, V), of the network, overwritten by every block; None without a count memory, which needs them.
 
     Raises:
         Uncompilable: the kernel cannot compute the block, or not for this model as it is.
@@ -60,8 +61,8 @@ class CompiledBlock(CompiledProgram):
         self.tables = {f"{name}.weight": table for name, table in trained.items()}
         self._inputs = {name: torch.empty(1, steps, dtype=self.dtype) for name in _INPUTS}
         self._nats = torch.empty(steps, dtype=self.dtype)
-        self._has_logits = getattr(rule.model, "count_memory", None) is not None
-        self._logits = torch.empty(steps, rule.model.config.vocab_size, dtype=self.dtype)
+        has_counts = getattr(rule.model, "count_memory", None) is not None
+        self.logits = torch.empty(steps, rule.model.config.vocab_size, dtype=self.dtype) if has_counts else None
         with self._recording():
             self.gradients, self.factors = self._record(factored)
             self._compare()
@@ -91,8 +92,8 @@ class CompiledBlock(CompiledProgram):
         inputs = self._inputs | named("state", state) | named("carried", carried)
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         outputs = {"nats": self._nats} | named("state", new_state) | named("gradient", gradients) | self._of_factors
-        if self._has_logits:
-            outputs["logits"] = self._logits
+        if self.logits is not None:
+            outputs["logits"] = self.logits
         of_sums = self._new_sums()
         if not self.program.run(inputs, outputs | named("sums", of_sums)):
             raise self.not_finite(self._nats)
@@ -135,8 +136,8 @@ class CompiledBlock(CompiledProgram):
         after = {name: torch.empty_like(tensor) for name, tensor in before.items()}
         inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, blocks, strict=True)}
         outputs = {"nats": torch.empty(count, self.steps, dtype=self.dtype)}
-        if self._has_logits:
-            outputs["logits"] = torch.empty(count, self.steps, self.model.config.vocab_size, dtype=self.dtype)
+        if self.logits is not None:
+            outputs["logits"] = torch.empty(count, *self.logits.shape, dtype=self.dtype)
         of_sums = self._new_sums()
         lookups = self._lookups(state, blocks).view(count, self.steps, -1) if of_sums else None
         results = outputs | named("state", after) | named("gradient", gradients) | named("sums", of_sums)
@@ -226,7 +227,7 @@ class CompiledBlock(CompiledProgram):
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
             results = {"nats": nats} | named("state", output.state) | named("gradient", gradients)
             results |= {f"sums {name}": probe.grad for name, probe in probes.items()}
-            if self._has_logits:
+            if self.logits is not None:
                 results["logits"] = output.logits
         return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 

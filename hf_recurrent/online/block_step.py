@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.block_learning import BlockLearning, LearnedBlocks, diverged
 from hf_recurrent.learning_rules.compiled_block import Block
-from hf_recurrent.learning_rules.compiled_program import CompiledReading, Uncompilable
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
@@ -101,9 +100,9 @@ class BlockStep:
 
     @cached_property
     def blocks_at_once(self) -> int:
-        """Blocks that may be given to [`learn_blocks`] together; 0 where they are read one by one."""
+        """Blocks that may be given to [`learn_blocks`] together."""
         if self.learning is None or self._settings.update_every > 1:
-            return 0
+            return 1
         products = self._settings.stride * sum(weight.numel() for weight in self.learning.parameters)
         return min(_MOST_BLOCKS, max(1, _MOST_PRODUCTS // max(1, products)))
 
@@ -146,11 +145,14 @@ class BlockStep:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
         """
         rest, counts = take_counts(state, getattr(self._model, "count_memory", None))
-        if counts is not None or self.learning is None:
+        if self.learning is None:
             logits, new_state = self._predict(rest, block)
-        if self.learning is not None:
+        else:
             nats, new_state = self.learning.learn(carried, rest, block)
+            logits = self.learning.logits
         if counts is not None:
+            if logits is None:
+                logits, _ = self._predict(rest, block)
             nats, counts = self._read_counts(counts, block, logits)
             new_state = new_state | {STATE_PART: counts}
         elif self.learning is None:
@@ -165,26 +167,10 @@ class BlockStep:
         """The network's logits (T, V) and the state after the block."""
         input_ids, _, resets = block
         resets = resets if bool(resets.any()) else None
-        learns = self.learning is not None
-        reading = self._reading if learns and resets is None and self.learning.problem is None else None
-        if reading is None:
-            # The compiled step of `forward` would be compiled again after every update.
-            with plain_forward() if learns else nullcontext():
-                output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
-            return upcast(output.logits[0]), output.state
-        logits, reading.state = [], state
-        for token in input_ids[0].tolist():
-            reading.read(token)
-            logits.append(reading.logits.clone())
-        return torch.cat(logits), reading.state
-
-    @cached_property
-    def _reading(self) -> CompiledReading | None:
-        """The compiled step of a model that learns; None if it cannot be compiled."""
-        try:
-            return CompiledReading(self._model)
-        except Uncompilable:
-            return None
+        # The compiled step of `forward` would be compiled again after every update.
+        with nullcontext() if self.learning is None else plain_forward():
+            output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
+        return upcast(output.logits[0]), output.state
 
     def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
         """Update the weights when `update_every` blocks were read, or `now`; True if they were updated.

@@ -105,7 +105,7 @@ class OnlineLearner:
     def _read_tokens(self, tokens: list[int]) -> None:
         """Read bytes, some blocks at a time; after an exception, those after the block that failed were not read."""
         stream, stride, rest = self.stream, self.settings.stride, iter(tokens)
-        most = stride * max(1, self.step.blocks_at_once)
+        most = stride * self.step.blocks_at_once
         while True:
             before = [*stream.waiting], stream.last
             if not (taken := stream.take(rest, self.end, most)):
@@ -125,7 +125,7 @@ class OnlineLearner:
     def _read_blocks(self, count: int) -> None:
         """Predict, learn and score; after an exception, the block that failed and those after it still wait."""
         stream, stride, learned = self.stream, self.settings.stride, None
-        if self.step.blocks_at_once:
+        if count > 1:
             blocks = stream.blocks(count, stride, self._device)
             learned = self.step.learn_blocks(stream.carried, stream.state, blocks)
         if learned is None:

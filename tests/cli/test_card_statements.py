@@ -67,14 +67,21 @@ def acted(monkeypatch):
         seen.tokens += inputs["input_ids"].numel()
         return step(self, model, inputs, *arguments)
 
-    update = CompiledUpdate.step
+    update, run = CompiledUpdate.step, CompiledUpdate.run
 
     def look_and_update(self, scale):
         look(self.optimizer)
         update(self, scale)
 
+    def look_and_run(self, *arguments, **how):
+        end = run(self, *arguments, **how)
+        for _ in range(end.done):
+            look(self.optimizer)
+        return end
+
     monkeypatch.setattr(Trainer, "training_step", count)
     monkeypatch.setattr(CompiledUpdate, "step", look_and_update)  # of a learner, without the optimizer's own step
+    monkeypatch.setattr(CompiledUpdate, "run", look_and_run)
     hook = register_optimizer_step_pre_hook(look)
     yield seen
     hook.remove()
