@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,7 +105,7 @@ def exercise(folder: Path, cases: int) -> None:
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     counts += (train_everything(training_cpu, thread_pool),)
     torch.set_num_threads(1)
-    counts += (learn_blocks(),)
+    counts += (learn_blocks(), learn_streams())
     assert count_memory_cpu.large_library()._name.startswith(str(folder))
     sizes = {}, {"large": True}, {"small": True}
     counts += tuple(sum(run(count_memory_cpu, size) for size in sizes) for run in (read_counts, code_bytes))
@@ -113,7 +114,8 @@ def exercise(folder: Path, cases: int) -> None:
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    kinds = "{} scans, {} programs, {} passes, {} parts of training steps, {} blocks, {} read blocks, {} coded pieces,"
+    kinds = "{} scans, {} programs, {} passes, {} parts of training steps, {} blocks, {} streams, "
+    kinds += "{} read blocks, {} coded pieces,"
     print(kinds.format(*counts), cases, "fuzzed cases")
 
 
@@ -316,6 +318,32 @@ def learn_blocks() -> int:
             update = CompiledUpdate(optimizer, memory)
             update.norm()
             update.step(0.5)
+        count += 1
+    return count
+
+
+def learn_streams() -> int:
+    """Many blocks in one call: with and without tables and counts, with resets, to the end and to a loss of NaN."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hf_recurrent import OnlineLearner, config_from_preset
+
+    contexts = {"ngram_orders": [2, 3], "ngram_rows": 64, "ngram_output": True, "count_memory_slots": 256}
+    contexts |= {"count_memory_text": 4096, "count_memory_window": 256}
+    stream, count = bytes(i * i % 91 for i in range(401)), 0
+    kinds = itertools.product(
+        ({}, contexts), (1, 3), ("adamw", "rmsprop"), (1e-3, 1e6), (torch.float32, torch.float64)
+    )
+    for fields, stride, optimizer, rate, dtype in kinds:
+        sizes = {"hidden_size": 13, "state_size": 12, "intermediate_size": 11, "num_hidden_layers": 2}
+        model = AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes, **fields)).to(dtype)
+        learner = OnlineLearner(model, stride=stride, optimizer=optimizer, learning_rate=rate)
+        assert learner.step.blocks_at_once == 64
+        with suppress(ValueError):
+            learner.read(stream)
+            learner.flush()
+        assert learner.slow_because is None and learner.updates
         count += 1
     return count
 
