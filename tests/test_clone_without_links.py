@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("modeling", "trainers")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -42,7 +41,7 @@ def run_python(clone: Path, work: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_every_module_is_found_once_under_its_name(clone, tmp_path):
+def test_every_module_is_found_once_under_its_name_and_loads_without_kernels(clone, tmp_path):
     code = f"""
 import importlib, sys
 from pathlib import Path
@@ -66,6 +65,7 @@ assert not {set(LINKS)!r} & sys.modules.keys()
     run_python(clone, tmp_path, "-c", code)
 
 
+@pytest.mark.long
 def test_it_trains_and_its_checkpoint_loads_without_the_package(clone, tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -89,6 +89,7 @@ assert model(torch.tensor([tokenizer.encode("All work")])).logits.shape == (1, 8
     run_python(tmp_path / "nowhere", tmp_path, "-c", code)
 
 
+@pytest.mark.long
 def test_the_wheel_and_the_editable_installation_hold_the_folders(clone, tmp_path):
     pytest.importorskip("setuptools", reason="builds with setuptools")
     build = "import setuptools.build_meta as build; print(build.{}('wheels', {{}}))"

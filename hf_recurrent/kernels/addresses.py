@@ -97,6 +97,14 @@ def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> No
             raise UnreadableTensor(f"`{name}` has shape {tuple(tensor.shape)}; it must be {tuple(shape)}.")
 
 
+def check_lookups(lookups: Tensor, rows: int) -> None:
+    """Raise an IndexError unless all lookups are numbers of rows of a table with so many."""
+    if lookups.numel():
+        least, most = torch.aminmax(lookups)
+        if least < 0 or most >= rows:
+            raise IndexError(f"`lookups` has rows {int(least)} to {int(most)}; the table has {rows} rows.")
+
+
 def _required_bytes(tensor: Tensor) -> int:
     if tensor.is_contiguous():
         elements = tensor.numel()

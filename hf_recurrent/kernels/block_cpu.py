@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .addresses import UnreadableTensor as UnreadableTensor
-from .addresses import address, addresses
+from .addresses import address, addresses, check_lookups
 from .bytecode import Bytecode
 from .step_cpu import _TYPES, Call, Program, _library
 from .step_cpu import WeightsChanged as WeightsChanged
@@ -21,7 +21,7 @@ from .step_cpu import is_supported as is_supported
 from .step_graph import StepGraph, Value
 from .step_graph import UnsupportedOp as UnsupportedOp
 
-_DONE, _CHANGED, _NOT_FINITE, _STEEP = range(4)  # enum outcome
+_DONE, _CHANGED, _NOT_FINITE, _GRADIENT_NOT_FINITE = range(4)  # enum outcome
 _PARAMETER = np.dtype(
     [(name, "i8") for name in ("weights", "first", "second", "gradient", "count", "rows", "columns", "width")]
     + [("rate", "f8")]
@@ -304,18 +304,16 @@ class BlockLoop:
         outcome = _library.hf_step_learn(
             _TYPES[program.dtype], *self._call.pointers, blocks.ctypes.data, *update.arguments(factored)
         )
-        done = int(blocks["done"][0])
         if outcome == _CHANGED:  # by someone else, before this call
             raise WeightsChanged
-        return LoopEnd(done, outcome != _NOT_FINITE, float(blocks["norm"][0]) if outcome == _STEEP else None)
+        norm = float(blocks["norm"][0]) if outcome == _GRADIENT_NOT_FINITE else None
+        return LoopEnd(int(blocks["done"][0]), outcome != _NOT_FINITE, norm)
 
     def _tables(self, tables: Sequence[TrainedTable], lookups: Tensor | None) -> tuple[np.ndarray, ...]:
         """The tables; for each block the rows that it reads, ascending; and the steps that read them."""
         if not tables:
             return (np.empty(0, np.int64),) * 3
-        least, most = torch.aminmax(lookups)
-        if least < 0 or most >= min(len(table.weights) for table in tables):
-            raise IndexError(f"`lookups` has rows {int(least)} to {int(most)}; a table does not have them.")
+        check_lookups(lookups, min(len(table.weights) for table in tables))
         rows, places = lookups.flatten(1).sort(stable=True)
         trained = [
             (

@@ -14,8 +14,8 @@ enum opcode {
 };
 enum weights { SAME_TYPE, BFLOAT16, INT8 };
 enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
-/* CHANGED: a weight is not what the program was made from. STEEP: the norm of the gradient is NaN or infinite. */
-enum outcome { DONE, CHANGED, NOT_FINITE, STEEP };
+/* CHANGED: a weight is not what the program was made from. */
+enum outcome { DONE, CHANGED, NOT_FINITE, GRADIENT_NOT_FINITE };
 
 /* A row of elements for each stream: bases[base] + scaled · streams + offset + stream · stride. */
 struct operand {

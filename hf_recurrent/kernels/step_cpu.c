@@ -75,7 +75,7 @@ EXPORT void hf_step_update(
 }
 
 /* The blocks of a program, each with the update of the weights by its gradient, clipped. Returns the outcome of the block
- * after the last that is done; an outcome of STEEP has changed sensitivities and no weights. */
+ * after the last that is done; an outcome of GRADIENT_NOT_FINITE has changed sensitivities and no weights. */
 EXPORT int64_t hf_step_learn(
     int64_t is_double, const int64_t *code, const int64_t *segments, int64_t count, void **bases, struct blocks *blocks,
     struct update *update, const struct parameter *parameters, int64_t parameter_count)
@@ -89,7 +89,7 @@ EXPORT int64_t hf_step_learn(
         const double norm = hf_step_norm(is_double, parameters, parameter_count);
         blocks->norm = tables_are_finite(blocks) ? norm : NAN;
         if (!(blocks->norm < INFINITY))
-            return STEEP;
+            return GRADIENT_NOT_FINITE;
         const double scale = blocks->most_norm / (norm + 1e-6);
         update->scale = scale < 1 ? scale : 1;
         update->correction1 = blocks->corrections[blocks->done][0];

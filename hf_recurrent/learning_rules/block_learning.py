@@ -3,9 +3,9 @@
 Shape letters: T steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -124,21 +124,21 @@ class CompiledUpdate:
 
     def run(
         self,
-        loop: block_cpu.BlockLoop,
+        loop: "block_cpu.BlockLoop",
         inputs: Mapping[str, torch.Tensor],
         outputs: Mapping[str, torch.Tensor],
         count: int,
-        **how: Any,
-    ) -> block_cpu.LoopEnd:
-        """Run a loop over blocks with a step after each; gradients that can be products are not written.
-
-        `how`: further arguments of [`block_cpu.BlockLoop.run`].
-        """
+        *,
+        most_norm: float,
+        tables: Sequence["block_cpu.TrainedTable"],
+        lookups: torch.Tensor | None,
+    ) -> "block_cpu.LoopEnd":
+        """[`block_cpu.BlockLoop.run`] with a step after each block; gradients that can be products are not written."""
         self._bind()
-        factored = bool(self.memory.factors)
-        end = loop.run(inputs, outputs, count, self._update, self._steps + 1, factored=factored, **how)
+        how = {"factored": bool(self.memory.factors), "tables": tables, "lookups": lookups}
+        end = loop.run(inputs, outputs, count, self._update, self._steps + 1, most_norm, **how)
         self._steps += end.done
-        torch.autograd.graph.increment_version(self.memory.parameters)
+        torch.autograd.graph.increment_version([*self.memory.parameters, *(table.weights for table in tables)])
         return end
 
     def write_steps(self) -> None:
@@ -289,42 +289,26 @@ class BlockLearning:
         memory = self._memory
         if not memory.is_empty or any(table.grad is not None for table in self.tables):
             return None
-        run = partial(self._run_loop, compiled, max_grad_norm or float("inf"))
-        end, state, nats, logits = compiled.learn_blocks(carried, state, blocks, memory.unfactored_views, run)
+        run = partial(self._update.run, most_norm=max_grad_norm or float("inf"))
+        end, state, nats, logits = compiled.learn_blocks(
+            carried, state, blocks, memory.unfactored_views, self._adagrad(), run
+        )
         error = None if end.is_finite else compiled.not_finite(nats[end.done])
         if end.norm is not None:
             error = diverged(end.norm, carried)
         logits = None if logits is None else logits[: end.done].flatten(0, 1)
         return LearnedBlocks(end.done, nats[: end.done].flatten(), logits, state, error)
 
-    def _run_loop(
-        self,
-        compiled: CompiledBlock,
-        most_norm: float,
-        loop: block_cpu.BlockLoop,
-        inputs: Mapping[str, torch.Tensor],
-        outputs: Mapping[str, torch.Tensor],
-        count: int,
-        of_sums: Mapping[str, torch.Tensor],
-        lookups: torch.Tensor | None,
-    ) -> block_cpu.LoopEnd:
-        if of_sums:
+    def _adagrad(self) -> dict[nn.Parameter, tuple[torch.Tensor, float, float]]:
+        """For each trained table, the sums of its rows, and its learning rate and ε."""
+        if self._of_tables:
             self.optimizer.bind_parts()
-        groups = {
-            parameter: (part, group)
+        return {
+            table: (part.row_sums(table), group["lr"], group["eps"])
             for part in self._of_tables
             for group in part.param_groups
-            for parameter in group["params"]
+            for table in group["params"]
         }
-        tables = []
-        for name, gradient in of_sums.items():
-            weight = compiled.tables[name].weight
-            part, group = groups[weight]
-            trained = weight, part.row_sums(weight), gradient, group["lr"], group["eps"]
-            tables.append(block_cpu.TrainedTable(*trained))
-        end = self._update.run(loop, inputs, outputs, count, most_norm=most_norm, tables=tables, lookups=lookups)
-        torch.autograd.graph.increment_version([table.weights for table in tables])
-        return end
 
     def write_gradients(self) -> None:
         """Write the gradients of the last block, if they are not in the parameters' `.grad`, before they are read."""

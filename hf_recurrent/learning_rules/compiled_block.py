@@ -118,14 +118,15 @@ class CompiledBlock(CompiledProgram):
         state: RecurrentState,
         blocks: Block,
         gradients: Mapping[str, torch.Tensor],
+        adagrad: Mapping[nn.Parameter, tuple[torch.Tensor, float, float]],
         run: "Callable[..., LoopEnd]",
     ) -> tuple["LoopEnd", RecurrentState, torch.Tensor, torch.Tensor | None]:
         """As `learn`, for blocks (N, T), with an update of the weights after each.
 
         Args:
             gradients: without those that have factors.
-            run: runs a loop with inputs, outputs, the number of blocks, gradients of tables and lookups in them; makes
-                the updates.
+            adagrad: table → sums of its rows, learning rate, ε.
+            run: runs a loop with inputs, outputs, the number of blocks, tables and lookups in them; makes the updates.
 
         Returns:
             The end of the loop, the state after the blocks that are done, and nats (N, T) and logits (N, T, V) of all,
@@ -142,7 +143,12 @@ class CompiledBlock(CompiledProgram):
         lookups = self._lookups(state, blocks).view(count, self.steps, -1) if of_sums else None
         results = outputs | named("state", after) | named("gradient", gradients) | named("sums", of_sums)
         inputs |= named("state", before) | named("carried", carried)
-        end = run(self._loop, inputs, results | self._of_factors, count, of_sums, lookups)
+        tables = []
+        for name, gradient in of_sums.items():
+            weight = self.tables[name].weight
+            row_sums, rate, eps = adagrad[weight]
+            tables.append(block_cpu.TrainedTable(weight, row_sums, gradient, rate, eps))
+        end = run(self._loop, inputs, results | self._of_factors, count, tables=tables, lookups=lookups)
         if end.done == 0:
             after = state
         elif end.done % 2 == 0:
