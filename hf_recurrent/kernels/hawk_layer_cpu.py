@@ -116,6 +116,7 @@ KIND = LayerKind(
     shapes=_shapes,
     of_state=_OF_STATE,
     moments=(),
+    carried=("states", "projected"),
     forward=_forward,
     backward=(_mlp_backward, _block_backward),
 )

@@ -62,6 +62,7 @@ class LayerKind(NamedTuple):
         of_state: names of the arrays of width S, besides `states`, that are kept for the backward pass and have a
             gradient there.
         moments: other arrays that are kept.
+        carried: names of kept arrays whose rows the pass over later rows reads, too.
         forward: writes the passes of the layer, from symbols of all tensors and of what is kept.
         backward: writes the passes back to the input of the second norm, then from there to the layer's input; each
             gets symbols of all tensors, of what is kept and of the scratch, and returns the maps of its matrices.
@@ -72,6 +73,7 @@ class LayerKind(NamedTuple):
     shapes: Callable[[Sizes], tuple[NamedTuple, list, list]]
     of_state: tuple[str, ...]
     moments: tuple[tuple[str, int], ...]
+    carried: tuple[str, ...]
     forward: Callable[[Chain, Options, Addresses, Addresses], None]
     backward: Sequence[Callable[[Chain, Options, Addresses, Addresses, Addresses], Maps]]
 
@@ -101,12 +103,12 @@ class LayerResults(NamedTuple):
     Args:
         output: (B, T, M).
         last: for each state that went in, what comes out.
-        kept: for [`layer_backward`], besides the inputs.
+        kept: for [`layer_backward`], besides the inputs; None if nothing is.
     """
 
     output: Tensor
     last: tuple[Tensor, ...]
-    kept: Tensor
+    kept: Tensor | None
 
 
 def layer(
@@ -118,6 +120,7 @@ def layer(
     eps: NamedTuple,
     *,
     rounded: bool,
+    keeps: bool,
 ) -> LayerResults:
     """Compute a layer.
 
@@ -126,25 +129,28 @@ def layer(
         states: before the first step.
         reset_mask: (B, T) bool.
         rounded: products as in `training_cpu.multiply`.
+        keeps: whether a backward pass follows; without one, most activations do not leave the caches.
     """
     sizes, dtype = kind.sizes(hidden, weights), hidden.dtype
-    output, kept = empty(hidden.shape, dtype), empty(torch.Size((_kept(kind, sizes).elements,)), dtype)
+    output, kept = empty(hidden.shape, dtype), empty(torch.Size((_kept(kind, sizes, keeps).elements,)), dtype)
     last = tuple(hidden.new_empty(shape) for shape in _shapes(kind, sizes)[1])
-    call = _forward(kind, Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)))
+    call = _forward(kind, Options(sizes, eps, rounded, min(free_threads(), MOST_THREADS)), keeps)
     memory = workspace(call.size, dtype)
     if not is_simulated():
         owners, given = _given(kind, sizes, hidden, states, reset_mask, weights)
         results = [each.data_ptr() for each in (kept, *last, output)]
         call.run(np.array([*given, memory, *results]))
         del owners
-    return LayerResults(output, last, kept)
+    return LayerResults(output, last, kept if keeps else None)
 
 
 @lru_cache(_CALLS)
-def _forward(kind: LayerKind, options: Options) -> Template:
+def _forward(kind: LayerKind, options: Options, keeps: bool) -> Template:
     at = symbols((*kind.given, "memory", "kept", *_prefixed("last_", kind.states), "output"))
     chain = options.chain(at["memory"])
-    kind.forward(chain, options, at, _kept(kind, options.sizes).pointers(at["kept"]))
+    k = _kept(kind, options.sizes, keeps).pointers(at["kept"])
+    k |= {name: chain.local(width) for name, width in _kept_widths(kind, options.sizes).items() if name not in k}
+    kind.forward(chain, options, at, k)
     return chain.template()
 
 
@@ -187,7 +193,7 @@ def layer_backward(
         owners, given = _given(kind, sizes, hidden, states, reset_mask, weights)
         grad, grad_last = grad.contiguous(), [None if each is None else each.contiguous() for each in grad_last]
         grads = [
-            address("kept", kept, dtype, _kept(kind, sizes).elements),
+            address("kept", kept, dtype, _kept(kind, sizes, True).elements),
             address("grad", grad, dtype, hidden.numel()),
         ]
         for each, shape in zip(grad_last, _shapes(kind, sizes)[1], strict=True):
@@ -208,7 +214,7 @@ def _backward(kind: LayerKind, options: Options, wanted: Sequence[bool]) -> list
     names = kind.weights._fields
     given = *kind.given, "memory", "kept", "grad_output", *_prefixed("grad_last_", kind.states)
     at = symbols((*given, "grad_input", *_prefixed("grad_", kind.states), "scratch", *_prefixed("grad_", names)))
-    k = _kept(kind, options.sizes).pointers(at["kept"])
+    k = _kept(kind, options.sizes, True).pointers(at["kept"])
     s = _scratch(kind, options.sizes).pointers(at["scratch"])
     calls = []
     for passes in kind.backward:
@@ -273,11 +279,16 @@ def mlp_backward(
 # ---- Memory and addresses ----
 
 
-@cache
-def _kept(kind: LayerKind, sizes: Sizes) -> Layout:
+def _kept_widths(kind: LayerKind, sizes: Sizes) -> dict[str, int]:
     """Arrays that the backward pass reads."""
     widths = {"hidden": sizes.model} | dict.fromkeys((*kind.of_state, "states"), sizes.state)
-    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner) | {"scales": 1, "mlp_scales": 1, **dict(kind.moments)}
+    return widths | dict.fromkeys(("mlp_gate", "up"), sizes.inner) | {"scales": 1, "mlp_scales": 1, **dict(kind.moments)}
+
+
+@cache
+def _kept(kind: LayerKind, sizes: Sizes, keeps: bool) -> Layout:
+    """These arrays; without a backward pass, those that later rows read."""
+    widths = {name: width for name, width in _kept_widths(kind, sizes).items() if keeps or name in kind.carried}
     return Layout(widths, sizes.rows.count, sizes.dtype.itemsize)
 
 

@@ -103,6 +103,7 @@ KIND = LayerKind(
     shapes=_shapes,
     of_state=tuple(_INWARD),
     moments=(("moments", 6), ("mlp_moments", 6)),
+    carried=("states",),
     forward=_forward,
     backward=(_mlp_backward, _block_backward),
 )

@@ -40,7 +40,7 @@ def layer_kernel(family: str, hidden: Tensor, inputs, parts: LayerParts) -> Modu
         hidden: (B, T, M).
         inputs: `LayerInputs`.
     """
-    if not torch.is_grad_enabled() or inputs.padding_mask is not None:
+    if inputs.padding_mask is not None:
         return None
     vectors = (*parts.vectors, *(norm.weight for norm in parts.norms))
     kernels = training_kernels(hidden, *parts.states, *vectors)
@@ -94,11 +94,12 @@ class FusedLayer(torch.autograd.Function):
         count = len(family.KIND.states)
         states, weights = tensors[:count], family.Weights(*tensors[count:])
         result = kernel_module("layer_cpu").layer(
-            family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded
+            family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded, keeps=any(ctx.needs_input_grad)
         )
-        ctx.family, ctx.eps, ctx.rounded = family, eps, rounded
-        ctx.save_for_backward(hidden, reset_mask, result.kept, *tensors)
-        ctx.set_materialize_grads(False)
+        if result.kept is not None:
+            ctx.family, ctx.eps, ctx.rounded = family, eps, rounded
+            ctx.save_for_backward(hidden, reset_mask, result.kept, *tensors)
+            ctx.set_materialize_grads(False)
         return result.output, *result.last
 
     @staticmethod

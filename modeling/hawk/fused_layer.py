@@ -1,6 +1,5 @@
 """A layer of Hawk with RG-LRU as one operation; see `block/fused_layer.py`."""
 
-import torch
 from torch import Tensor, nn
 
 from ..block.fused_layer import LayerParts, layer_kernel, run_layer_kernel
@@ -16,9 +15,7 @@ def fused_hawk_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor, 
     """
     block, mlp, taps = layer.recurrent_block, layer.mlp, inputs.state["convolution"]
     unit, convolution, norms = block.recurrent_unit, block.convolution, (layer.recurrent_norm, layer.mlp_norm)
-    if not torch.is_grad_enabled() or (type(unit), type(convolution)) != (RGLRU, TemporalConvolution):
-        return None
-    if convolution.kernel_size == 1:
+    if (type(unit), type(convolution)) != (RGLRU, TemporalConvolution) or convolution.kernel_size == 1:
         return None
     maps = (
         *(block.gate_proj, block.in_proj, unit.recurrence_gate, unit.input_gate, block.out_proj),

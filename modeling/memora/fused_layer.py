@@ -1,6 +1,5 @@
 """A layer of Memora with GLRU as one operation; see `block/fused_layer.py`."""
 
-import torch
 from torch import Tensor, nn
 
 from ..block.fused_layer import LayerParts, layer_kernel, run_layer_kernel
@@ -15,7 +14,7 @@ def fused_memora_layer(layer: nn.Module, hidden: Tensor, inputs) -> tuple[Tensor
     """
     block, mlp = layer.recurrent_block, layer.mlp
     unit, norms = block.recurrent_unit, (layer.recurrent_norm, layer.mlp_norm)
-    if not torch.is_grad_enabled() or type(unit) is not GLRU:
+    if type(unit) is not GLRU:
         return None
     if block.norm_after_contraction or mlp.norm_after_contraction:
         return None

@@ -180,7 +180,7 @@ def run_layers(kernel) -> int:
     from hf_recurrent.kernels import hawk_layer_cpu, layer_cpu, memora_layer_cpu
     from hf_recurrent.kernels.chains import Rows
 
-    count, families, blocks = 0, [(memora_layer_cpu, 0), (hawk_layer_cpu, 4)], [(5, 64), (7, 16), (67, 1)]
+    count, families, blocks = 0, [(memora_layer_cpu, 0), (hawk_layer_cpu, 4)], [(5, 64), (3, 128), (7, 16), (67, 1)]
     for (family, lags), dtype, block, level in itertools.product(families, kernel._TYPES, blocks, range(3)):
         if kernel.instruction_level(level) != level:
             continue
@@ -194,10 +194,11 @@ def run_layers(kernel) -> int:
         for mask, rounded in itertools.product([None, torch.rand(block) < 0.1], [False, True]):
             if rounded and not (dtype == torch.float32 and kernel.has_bf16_products()):
                 continue
-            *_, kept = layer_cpu.layer(family.KIND, hidden, states, mask, weights, eps, rounded=rounded)
-            given = family.KIND, hidden, states, mask, weights, eps, kept, grad
+            given = family.KIND, hidden, states, mask, weights, eps
+            layer_cpu.layer(*given, rounded=rounded, keeps=False)
+            *_, kept = layer_cpu.layer(*given, rounded=rounded, keeps=True)
             of_last_states = grad_last if mask is not None else [None] * len(grad_last)
-            layer_cpu.layer_backward(*given, of_last_states, wanted, rounded=rounded)
+            layer_cpu.layer_backward(*given, kept, grad, of_last_states, wanted, rounded=rounded)
         count += 1
     return count
 

@@ -121,7 +121,11 @@ def test_same_as_its_modules(family, shape, dtype, level, monkeypatch, small_ker
         layer, (hidden, inputs) = build_layer(family, dtype), random_block(family, shape, dtype)
         with counted_calls() as calls:
             found = results(layer, hidden, inputs)
-        assert calls == [1]
+            for mode in (torch.no_grad, torch.inference_mode):
+                with mode():
+                    output, state = layer(hidden, inputs)
+                assert all(map(torch.equal, (output, *state.values()), found[: 1 + len(state)]))
+        assert calls == [1, 1, 1]
         expected = by_modules(monkeypatch, layer, hidden, inputs)
     finally:
         for each in kernels:
@@ -205,8 +209,6 @@ def test_padding_hooks_and_other_methods_are_not_skipped(family, small_kernels):
     unit, seen = layer.recurrent_block.recurrent_unit, []
     with counted_calls() as calls:
         layer(hidden, inputs._replace(padding_mask=torch.zeros(4, 64, dtype=torch.bool)))
-        with torch.no_grad():
-            layer(hidden, inputs)
         for module in (layer.mlp, unit, unit.input_gate, layer.mlp_norm, layer.recurrent_block):
             handle = module.register_forward_hook(lambda *_: seen.append(1))
             layer(hidden, inputs)
