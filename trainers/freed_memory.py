@@ -1,11 +1,13 @@
-"""The C library and freed memory: returned to the system at once, or kept for the next step.
+"""Freed memory: returned to the system at once, or kept for the next step.
 
-Both are no-ops where the C library is not glibc, and where the user has chosen the allocator or its parameters.
+The C library is left alone where it is not glibc, and where the user has chosen the allocator or its parameters.
 """
 
 import ctypes
 import os
 import sys
+
+from hf_recurrent.kernels.output_memory import RESULTS
 
 # In glibc's malloc.h, and the largest values that it accepts.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,11 +27,12 @@ def return_freed_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed blocks of up to 32 MiB in its heap, up to 2 GiB at the heap's end.
+    """Keep up to 2 GiB of freed memory: the C library of blocks of up to 32 MiB at its heap's end, and the kernels.
 
-    Otherwise it returns the end of its heap to the system. Gradients and activations are freed in every step, and the
+    Otherwise most of it returns to the system. Gradients and activations are freed in every step, and the
     next step would get their memory back page by page, zeroed: a tenth of the time of a step of RTRL with 64 streams.
     """
+    RESULTS.kept = _MOST_KEPT
     _set_parameters({_M_MMAP_THRESHOLD: _LARGEST_KEPT, _M_TRIM_THRESHOLD: _MOST_KEPT})
 
 

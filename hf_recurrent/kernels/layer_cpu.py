@@ -21,6 +21,7 @@ from .thread_count import free_threads, num_threads
 from .training_cpu import _CHUNK, empty
 
 _CALLS = 64  # sizes and options whose calls are remembered
+_MOST_WEIGHTS = 6 << 20  # bytes; all are read again for every 64 rows, which takes longer where they leave the caches
 _SUMS = {"rate", "norm", "mlp_norm", "convolution"}  # weights whose gradients are sums over rows
 
 Addresses = dict[str, int]  # name → symbol
@@ -87,12 +88,13 @@ class LayerKind(NamedTuple):
         return "resets", "hidden", *self.states, *self.weights._fields
 
 
-def supports(streams: int, steps: int) -> bool:
-    """True for blocks (B, T) whose results have the bits of single passes, and of which each thread has several parts.
+def supports(streams: int, steps: int, weight_bytes: int) -> bool:
+    """True for blocks (B, T) whose results have the bits of single passes, and which are probably faster in one call.
 
-    64 rows are then whole streams, or part of one, and the scan's sums are not wider than its elements.
+    Each thread has several parts, and the weights stay in the caches. 64 rows are then whole streams, or part of one,
+    and the scan's sums are not wider than its elements.
     """
-    fits = 0 < steps < _WIDE_STEPS and (steps % _CHUNK == 0 or _CHUNK % steps == 0)
+    fits = weight_bytes <= _MOST_WEIGHTS and 0 < steps < _WIDE_STEPS and (steps % _CHUNK == 0 or _CHUNK % steps == 0)
     parts = streams * steps / max(steps, _CHUNK)
     return fits and parts >= (1 if num_threads() == 1 else 2 * num_threads())
 
@@ -282,7 +284,8 @@ def mlp_backward(
 def _kept_widths(kind: LayerKind, sizes: Sizes) -> dict[str, int]:
     """Arrays that the backward pass reads."""
     widths = {"hidden": sizes.model} | dict.fromkeys((*kind.of_state, "states"), sizes.state)
-    return widths | dict.fromkeys(("mlp_gate", "up"), sizes.inner) | {"scales": 1, "mlp_scales": 1, **dict(kind.moments)}
+    widths |= dict.fromkeys(("mlp_gate", "up"), sizes.inner)
+    return widths | {"scales": 1, "mlp_scales": 1, **dict(kind.moments)}
 
 
 @cache

@@ -52,12 +52,12 @@ class OutputMemory:
 
     Args:
         on_new: called with every block of fresh memory, a tensor of bytes.
-        kept: at most this many bytes lie unused; the oldest blocks go first. Used and unused blocks together have at
-            most an eighth more than was ever in use at once.
+        kept: at most this many bytes lie unused; may be changed. The oldest blocks go first. Used and unused blocks
+            together have at most an eighth more than was ever in use at once.
     """
 
     def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
-        self._on_new, self._kept = on_new, kept
+        self.kept, self._on_new = kept, on_new
         self._used_bytes = self._unused_bytes = self._most_used = 0
         self._used: dict[int, tuple[weakref.ref[np.ndarray], np.ndarray]] = {}
         self._free: dict[int, np.ndarray] = {}  # by number; the oldest first
@@ -109,7 +109,7 @@ class OutputMemory:
             self._numbers_of[block.nbytes].append(number)
             self._used_bytes -= block.nbytes
             self._unused_bytes += block.nbytes
-            most = min(self._kept, _ROOM * self._most_used - self._used_bytes)
+            most = min(self.kept, _ROOM * self._most_used - self._used_bytes)
             while self._unused_bytes > most and self._free:
                 oldest = self._free.pop(next(iter(self._free)), None)
                 self._unused_bytes -= 0 if oldest is None else oldest.nbytes

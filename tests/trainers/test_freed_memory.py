@@ -6,17 +6,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from hf_recurrent.kernels.output_memory import RESULTS
 from hf_recurrent.trainers import freed_memory
 
 # Page faults of the second of two equal rounds of allocations, whose blocks are freed together.
 FAULTS = """
-import importlib.util, resource, sys
+import resource, sys
+from hf_recurrent.trainers import freed_memory
 
-spec = importlib.util.spec_from_file_location("freed_memory", sys.argv[1])  # without torch
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-getattr(module, sys.argv[2], lambda: None)()
+getattr(freed_memory, sys.argv[1])()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [bytes(3 << 20) + b"." for _ in range(20)]
@@ -29,7 +29,7 @@ SECOND_ROUND = 20 * (3 << 20) // os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysc
 
 def faults(function, **environment):
     unchanged = {name: value for name, value in os.environ.items() if name not in freed_memory.SETTINGS}
-    command = [sys.executable, "-c", FAULTS, freed_memory.__file__, function]
+    command = [sys.executable, "-c", FAULTS, function]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=unchanged | environment)
     return int(done.stdout)
 
@@ -39,3 +39,18 @@ def test_freed_memory_is_kept_or_returned_unless_the_environment_chooses():
     assert faults("keep_freed_memory") < SECOND_ROUND / 10
     assert faults("return_freed_memory") >= SECOND_ROUND
     assert faults("keep_freed_memory", MALLOC_MMAP_THRESHOLD_="65536") >= SECOND_ROUND
+
+
+def test_large_results_of_kernels_are_kept(monkeypatch):
+    fresh = []
+    monkeypatch.setattr(freed_memory, "_set_parameters", lambda _: None)
+    monkeypatch.setattr(RESULTS, "kept", RESULTS.kept)
+    monkeypatch.setattr(RESULTS, "_on_new", lambda block: fresh.append(block.nbytes))
+    shape = torch.Size((300 << 20,))
+    for _ in range(2):
+        RESULTS.empty(shape, torch.uint8)
+    assert len(fresh) == 2
+    freed_memory.keep_freed_memory()
+    for _ in range(2):
+        RESULTS.empty(shape, torch.uint8)
+    assert len(fresh) == 3

@@ -204,7 +204,7 @@ def test_rounded_products(family, monkeypatch, small_kernels):
     assert not torch.allclose(found[0], exact[0], rtol=1e-5)
 
 
-def test_padding_hooks_and_other_methods_are_not_skipped(family, small_kernels):
+def test_padding_hooks_other_methods_and_large_weights_are_not_skipped(family, small_kernels, monkeypatch):
     layer, (hidden, inputs) = build_layer(family), random_block(family, (4, 64))
     unit, seen = layer.recurrent_block.recurrent_unit, []
     with counted_calls() as calls:
@@ -218,6 +218,9 @@ def test_padding_hooks_and_other_methods_are_not_skipped(family, small_kernels):
         del unit.recur
         layer(*random_block(family, (2, 96)))
         layer(*random_block(family, (1, 1024)))
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_module("layer_cpu"), "_MOST_WEIGHTS", 1000)
+            layer(hidden, inputs)
         assert not calls and len(seen) == 5
         layer(hidden, inputs)
         assert len(calls) == 1
