@@ -86,18 +86,19 @@ def run_layer_kernel(
         weights, eps: the fields of its `Weights` and `Epsilons`.
     """
     rounded = rounds_products(hidden, training_module())
-    return FusedLayer.apply(family, family.Epsilons(*eps), rounded, hidden, reset_mask, *states, *weights)
+    options = family.Epsilons(*eps), rounded, torch.is_grad_enabled()
+    return FusedLayer.apply(family, *options, hidden, reset_mask, *states, *weights)
 
 
 class FusedLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, family, eps, rounded, hidden, reset_mask, *tensors):
+    def forward(ctx, family, eps, rounded, keeps, hidden, reset_mask, *tensors):
         count = len(family.KIND.states)
         states, weights = tensors[:count], family.Weights(*tensors[count:])
         result = kernel_module("layer_cpu").layer(
-            family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded, keeps=any(ctx.needs_input_grad)
+            family.KIND, hidden, states, reset_mask, weights, eps, rounded=rounded, keeps=keeps
         )
-        if result.kept is not None:
+        if keeps:
             ctx.family, ctx.eps, ctx.rounded = family, eps, rounded
             ctx.save_for_backward(hidden, reset_mask, result.kept, *tensors)
             ctx.set_materialize_grads(False)
@@ -112,7 +113,7 @@ class FusedLayer(torch.autograd.Function):
         grad = torch.zeros_like(hidden) if grad is None else grad
         grads = kernel_module("layer_cpu").layer_backward(
             *(family.KIND, hidden, states, reset_mask, weights, ctx.eps, kept, grad, grad_last),
-            wanted=ctx.needs_input_grad[5 + count :],
+            wanted=ctx.needs_input_grad[6 + count :],
             rounded=ctx.rounded,
         )
-        return None, None, None, grads.hidden, None, *grads.states, *grads.weights
+        return None, None, None, None, grads.hidden, None, *grads.states, *grads.weights

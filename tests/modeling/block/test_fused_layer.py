@@ -226,6 +226,17 @@ def test_padding_hooks_other_methods_and_large_weights_are_not_skipped(family, s
         assert len(calls) == 1
 
 
+def test_nothing_is_kept_without_gradients(family, small_kernels, monkeypatch):
+    layers, seen = kernel_module("layer_cpu"), []
+    compute = layers.layer
+    monkeypatch.setattr(layers, "layer", lambda *given, **how: seen.append(compute(*given, **how)) or seen[-1])
+    layer, block = build_layer(family), random_block(family, (4, 64))
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            layer(*block)
+    assert [result.kept is None for result in seen] == [True, True, False]
+
+
 def test_backward_twice_and_recomputed_activations(family, small_kernels):
     layer, (hidden, inputs) = build_layer(family), random_block(family, (4, 64))
     loss = layer(hidden, inputs)[0].square().sum()
