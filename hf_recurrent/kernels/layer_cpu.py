@@ -21,7 +21,7 @@ from .thread_count import free_threads, num_threads
 from .training_cpu import _CHUNK, empty
 
 _CALLS = 64  # sizes and options whose calls are remembered
-_MOST_WEIGHTS = 6 << 20  # bytes; all are read again for every 64 rows, which takes longer where they leave the caches
+_MOST_WEIGHTS = 3 << 20  # bytes; all are read again for every 64 rows, which takes longer where they leave the caches
 _SUMS = {"rate", "norm", "mlp_norm", "convolution"}  # weights whose gradients are sums over rows
 
 Addresses = dict[str, int]  # name → symbol
