@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hf_recurrent.kernels.output_memory import RESULTS
+from hf_recurrent.kernels.output_memory import OutputMemory
 from hf_recurrent.trainers import freed_memory
 
 # Page faults of the second of two equal rounds of allocations, whose blocks are freed together.
@@ -42,15 +42,14 @@ def test_freed_memory_is_kept_or_returned_unless_the_environment_chooses():
 
 
 def test_large_results_of_kernels_are_kept(monkeypatch):
-    fresh = []
+    fresh, shape = [], torch.Size((300 << 20,))
+    results = OutputMemory(on_new=lambda block: fresh.append(block.nbytes))
     monkeypatch.setattr(freed_memory, "_set_parameters", lambda _: None)
-    monkeypatch.setattr(RESULTS, "kept", RESULTS.kept)
-    monkeypatch.setattr(RESULTS, "_on_new", lambda block: fresh.append(block.nbytes))
-    shape = torch.Size((300 << 20,))
+    monkeypatch.setattr(freed_memory, "RESULTS", results)
     for _ in range(2):
-        RESULTS.empty(shape, torch.uint8)
+        results.empty(shape, torch.uint8)
     assert len(fresh) == 2
     freed_memory.keep_freed_memory()
     for _ in range(2):
-        RESULTS.empty(shape, torch.uint8)
+        results.empty(shape, torch.uint8)
     assert len(fresh) == 3
