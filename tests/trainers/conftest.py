@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
+    """Also for the runs that a module's tests share: a run that goes on with other threads is another segment."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
