@@ -46,10 +46,10 @@ def layer_kernel(family: str, hidden: Tensor, inputs, parts: LayerParts) -> Modu
     kernels = training_kernels(hidden, *parts.states, *vectors)
     if kernels is None or not kernels.has_fast_products() or torch.is_autocast_enabled("cpu"):
         return None
+    if not _has_plain_parts(parts):
+        return None
     weight_bytes = sum(linear.weight.nbytes for linear in parts.maps)
     if (layers := kernel_module("layer_cpu")) is None or not layers.supports(*hidden.shape[:2], weight_bytes):
-        return None
-    if not _has_plain_parts(parts):
         return None
     narrowest = min(min(linear.weight.shape) for linear in parts.maps)
     if hidden[..., 0].numel() * narrowest < SMALLEST_FUSED:

@@ -218,6 +218,10 @@ def test_padding_hooks_other_methods_and_large_weights_are_not_skipped(family, s
         del unit.recur
         layer(*random_block(family, (2, 96)))
         layer(*random_block(family, (1, 1024)))
+        down = layer.mlp.down_proj
+        layer.mlp.down_proj = torch.nn.Sequential(down)  # without a weight
+        layer(hidden, inputs)
+        layer.mlp.down_proj = down
         with monkeypatch.context() as patch:
             patch.setattr(kernel_module("layer_cpu"), "_MOST_WEIGHTS", 1000)
             layer(hidden, inputs)
