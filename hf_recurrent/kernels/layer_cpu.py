@@ -18,10 +18,10 @@ from .chains import MOST_THREADS, Chain, Layout, Rows, Template, symbols, weight
 from .linear_scan_cpu import _WIDE_STEPS
 from .output_memory import is_simulated
 from .thread_count import free_threads, num_threads
-from .training_cpu import _CHUNK, empty
+from .training_cpu import _CHUNK, empty, instruction_level
 
 _CALLS = 64  # sizes and options whose calls are remembered
-_MOST_WEIGHTS = 3 << 20  # bytes; all are read again for every 64 rows, which takes longer where they leave the caches
+_MOST_WEIGHTS = 3 << 20  # bytes, below AVX-512: all are read again for every 64 rows, which is slower with AVX2
 _SUMS = {"rate", "norm", "mlp_norm", "convolution"}  # weights whose gradients are sums over rows
 
 Addresses = dict[str, int]  # name → symbol
@@ -91,12 +91,13 @@ class LayerKind(NamedTuple):
 def supports(streams: int, steps: int, weight_bytes: int) -> bool:
     """True for blocks (B, T) whose results have the bits of single passes, and which are probably faster in one call.
 
-    Each thread has several parts, and the weights stay in the caches. 64 rows are then whole streams, or part of one,
-    and the scan's sums are not wider than its elements.
+    Each thread has several parts, and without AVX-512 the weights are few. 64 rows are then whole streams, or part of
+    one, and the scan's sums are not wider than its elements.
     """
-    fits = weight_bytes <= _MOST_WEIGHTS and 0 < steps < _WIDE_STEPS and (steps % _CHUNK == 0 or _CHUNK % steps == 0)
+    fits = 0 < steps < _WIDE_STEPS and (steps % _CHUNK == 0 or _CHUNK % steps == 0)
     parts = streams * steps / max(steps, _CHUNK)
-    return fits and parts >= (1 if num_threads() == 1 else 2 * num_threads())
+    is_fast = weight_bytes <= _MOST_WEIGHTS or instruction_level() > 1
+    return fits and is_fast and parts >= (1 if num_threads() == 1 else 2 * num_threads())
 
 
 class LayerResults(NamedTuple):

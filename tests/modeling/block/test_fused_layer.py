@@ -222,12 +222,17 @@ def test_padding_hooks_other_methods_and_large_weights_are_not_skipped(family, s
         layer.mlp.down_proj = torch.nn.Sequential(down)  # without a weight
         layer(hidden, inputs)
         layer.mlp.down_proj = down
+        layers = kernel_module("layer_cpu")
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_module("layer_cpu"), "_MOST_WEIGHTS", 1000)
+            patch.setattr(layers, "_MOST_WEIGHTS", 1000)
+            patch.setattr(layers, "instruction_level", lambda: 1)
             layer(hidden, inputs)
-        assert not calls and len(seen) == 5
-        layer(hidden, inputs)
+            assert not calls and len(seen) == 5
+            patch.setattr(layers, "instruction_level", lambda: 2)
+            layer(hidden, inputs)
         assert len(calls) == 1
+        layer(hidden, inputs)
+        assert len(calls) == 2
 
 
 def test_nothing_is_kept_without_gradients(family, small_kernels, monkeypatch):
